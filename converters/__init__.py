@@ -1,0 +1,1 @@
+"""Converters from FX nodes to Relax, one module per operator family."""

@@ -1,0 +1,1 @@
+"""The networks of `fx2relax demo`."""

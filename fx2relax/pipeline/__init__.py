@@ -1,0 +1,1 @@
+"""Relax and TIR passes, one file per concern."""
