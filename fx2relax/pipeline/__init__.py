@@ -1,1 +1,5 @@
-"""Relax and TIR passes, one file per concern."""
+"""Relax and TIR passes: one concern a file."""
+
+from .build import build, lower
+
+__all__ = ["build", "lower"]

@@ -1,0 +1,72 @@
+"""From a Relax module to an executable of TVM's virtual machine.
+
+`lower` ends at a module that can still be read: fused, scheduled kernels behind `R.call_tir` and
+library calls behind `R.call_dps_packed`. `build` carries on to machine code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from .cpu import schedule_kernels
+from .fuse import fuse
+from .legalize import legalize
+from .target import as_target
+
+
+def lower(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
+    """Legalise, choose library calls, fuse and schedule a Relax module.
+
+    Args:
+        mod: functions in Relax's high-level operators, `call_tir` kernels or packed calls;
+            sizes static or symbolic. It is not changed.
+        target: a TVM target, its dict or its name; this machine when left out.
+        library: "torch" sends products, convolutions and attention to PyTorch's kernels;
+            "none" generates them.
+
+    Returns:
+        the module before its lowering to virtual-machine instructions.
+
+    Raises:
+        ValueError: `library` is neither of the two.
+    """
+    if library not in ("torch", "none"):
+        raise ValueError(f"library must be 'torch' or 'none', not {library!r}")
+    target = as_target(target)
+    with target:
+        return schedule_kernels(fuse(legalize(mod)), target)
+
+
+def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
+    """Lower a module and compile it: see `lower` for the arguments.
+
+    Returns:
+        a `relax.VMExecutable`. Each call of its functions gives fresh output tensors and leaves
+        its inputs as they were.
+    """
+    target = as_target(target)
+    lowered = lower(mod, target=target, library=library)
+    with target:
+        return relax.build(lowered, target, relax_pipeline=_to_virtual_machine())
+
+
+def _to_virtual_machine() -> Any:
+    passes = relax.transform
+    return tvm.transform.Sequential(
+        [
+            passes.RewriteDataflowReshape(),
+            passes.ToNonDataflow(),
+            passes.RemovePurityChecking(),
+            passes.CallTIRRewrite(),
+            passes.StaticPlanBlockMemory(),
+            passes.LowerAllocTensor(),
+            passes.KillAfterLastUse(),
+            passes.LowerRuntimeBuiltin(),
+            passes.ComputePrimValue(),
+            passes.VMShapeLower(),
+            passes.AttachGlobalSymbol(),
+        ]
+    )

@@ -1,0 +1,28 @@
+"""The machine that code is generated for, as a TVM target."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import tvm
+
+
+@functools.cache
+def _cpu_name() -> str:
+    return str(tvm.target.codegen.llvm_get_system_cpu())
+
+
+def host_target() -> Any:
+    """LLVM for this machine's own instruction set and as many threads as PyTorch uses."""
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": _cpu_name(), "num-cores": torch.get_num_threads()}
+    )
+
+
+def as_target(target: Any) -> Any:
+    """A `tvm.target.Target` of a target, a dict, a string or None (this machine)."""
+    if target is None:
+        return host_target()
+    return target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
