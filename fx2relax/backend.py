@@ -1,0 +1,193 @@
+"""The entry point of `torch.compile(backend="relax")`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fx2relax import decompositions, kept, pipeline, registry, report
+from fx2relax.errors import BuildFailure, Fx2RelaxError, target_name
+from fx2relax.importer import Imported, import_graph
+from fx2relax.names import weight_names
+from fx2relax.options import Options
+from fx2relax.params import InputSpec, concrete, dense_permutation
+from fx2relax.reproduce import write_reproducer
+from fx2relax.runtime.program import Program
+
+log = logging.getLogger("fx2relax")
+
+
+def relax(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph; what ``torch.compile(model, backend="relax")`` calls.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs.
+        mode: the mode given to `torch.compile`.
+        options: see `fx2relax.options.Options`.
+
+    Raises:
+        OptionError: an unknown option, value or mode.
+        UnsupportedOpError, ImportFailure, BuildFailure: with ``on_unsupported="raise"`` only.
+    """
+    chosen = Options.make(options, mode)
+    with registry.overrides(chosen.converters):
+        names = weight_names(graph_module)
+        graph_module = kept.keep_whole(graph_module, registry.kept_whole())
+        compiler = _Compiler(chosen, names)
+        return aot_autograd(
+            fw_compiler=compiler.forward,
+            bw_compiler=compiler.backward,
+            inference_compiler=compiler.inference,
+            decompositions=decompositions.table(),
+            partition_fn=min_cut_rematerialization_partition,
+        )(graph_module, example_inputs)
+
+
+class _Compiler:
+    """Compiles the ATen graphs that AOTAutograd makes of one Dynamo graph."""
+
+    def __init__(self, options: Options, names: list[tuple[str, str] | None]) -> None:
+        self.options = options
+        self.names = names
+
+    def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return self._compile(graph, self._specs(graph, freeze=True))
+
+    def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return self._compile(graph, self._specs(graph, freeze=False))
+
+    def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        specs = _plain_specs(graph)
+        # The backward graph is compiled when it is first run, outside of the call's scope.
+        with registry.overrides(self.options.converters):
+            return self._compile(graph, specs)
+
+    def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
+        specs = _plain_specs(graph)
+        if len(specs) != len(self.names):
+            return specs
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        infos = metadata.input_info if metadata is not None else []
+        for position, (spec, name) in enumerate(zip(specs, self.names, strict=True)):
+            if name is None:
+                continue
+            spec.name, kind = name
+            if isinstance(spec.val, torch.Tensor):
+                spec.kind = kind if freeze else "user"
+            spec.mutated = position < len(infos) and infos[position].mutates_data
+        return specs
+
+    def _compile(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> Any:
+        start = time.perf_counter()
+        try:
+            # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
+            with _disable_current_modes():
+                program = self._build(graph, specs, start)
+        except Exception as error:
+            if self.options.on_unsupported == "raise":
+                if isinstance(error, Fx2RelaxError):
+                    raise
+                raise BuildFailure(f"TVM could not build this graph: {error}") from error
+            return self._eager(graph, error, time.perf_counter() - start)
+        return _boxed(program)
+
+    def _build(
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
+    ) -> Callable[..., Any]:
+        device = _device(graph)
+        imported = import_graph(
+            graph,
+            specs,
+            on_unsupported=self.options.on_unsupported,
+            decompositions=decompositions.table(),
+            output_strides=True,
+        )
+        executable = pipeline.build(imported.mod, library=self.options.library)
+        _count(imported, time.perf_counter() - start)
+        return Program(imported, executable, device)
+
+    def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
+        """Run a graph that could not be compiled in PyTorch, and say so once."""
+        path = write_reproducer(graph, error)
+        log.warning(
+            "a graph of %d nodes could not be compiled and runs in PyTorch: %s: %s\n"
+            "  reproducer: %s",
+            len(graph.graph.nodes),
+            type(error).__name__,
+            str(error).strip(),
+            path,
+        )
+        nodes = Counter(
+            target_name(n.target) for n in graph.graph.nodes if n.op == "call_function"
+        )
+        report.counters.add_graph(nodes=sum(nodes.values()), fallback=nodes, seconds=seconds)
+        interpreter = torch.fx.Interpreter(graph)
+        return _boxed(lambda *args: interpreter.run(*args))
+
+
+def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
+    specs = []
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        spec = InputSpec(str(node.target), "user", val, position=position)
+        if isinstance(val, torch.Tensor) and val.layout is torch.strided:
+            spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
+        specs.append(spec)
+    return specs
+
+
+def _device(graph: torch.fx.GraphModule) -> torch.device:
+    devices = {
+        val.device
+        for node in graph.graph.nodes
+        for val in torch.utils._pytree.tree_leaves(node.meta.get("val"))
+        if isinstance(val, torch.Tensor)
+    }
+    if len(devices) > 1:
+        raise BuildFailure(f"tensors on several devices: {', '.join(sorted(map(str, devices)))}")
+    device = next(iter(devices), torch.device("cpu"))
+    if device.type != "cpu":
+        raise BuildFailure(f"no code generation for tensors on {device}")
+    return device
+
+
+def _count(imported: Imported, seconds: float) -> None:
+    fallback = Counter(call.op_name for call in imported.torch_calls.values())
+    report.counters.add_graph(
+        nodes=imported.nodes,
+        fallback=fallback,
+        seconds=seconds,
+        relax_calls=imported.converted,
+    )
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """AOTAutograd's calling convention: one list, emptied so that its tensors can be freed."""
+
+    def call(arguments: list[Any]) -> Any:
+        report.counters.calls += 1
+        values = tuple(arguments)
+        arguments.clear()
+        return function(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,109 @@
+"""Every TVM name whose place or signature has moved between releases; nothing else names them.
+
+The rest of the package imports TVM through this module, so that a new TVM is one file's work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx, topi
+from tvm.ir import is_prim_expr
+from tvm.relax import BlockBuilder, ShapeType, TensorType, TupleType
+from tvm.sym import Analyzer
+
+op = relax.op
+Expr = tvm.ir.Expr
+IRModule = tvm.IRModule
+Var = relax.Var
+TVMTensor = tvm.runtime.Tensor
+AnyType = relax.AnyType
+
+__all__ = [
+    "Analyzer",
+    "AnyType",
+    "BlockBuilder",
+    "Expr",
+    "IRModule",
+    "ShapeType",
+    "TVMTensor",
+    "TensorType",
+    "TupleType",
+    "Var",
+    "const_int",
+    "dtype_of",
+    "from_torch",
+    "is_prim_expr",
+    "is_shape",
+    "is_tensor",
+    "is_tuple",
+    "op",
+    "register_global_func",
+    "relax",
+    "remove_global_func",
+    "shape_values",
+    "te",
+    "tirx",
+    "topi",
+    "tvm",
+    "tvm_ffi",
+]
+
+
+def type_of(expr: Any) -> Any:
+    """A Relax expression's type (`struct_info` before TVM 0.26)."""
+    return expr.ty
+
+
+def is_tensor(expr: Any) -> bool:
+    """Whether a Relax expression is a tensor."""
+    return isinstance(type_of(expr), TensorType)
+
+
+def is_tuple(expr: Any) -> bool:
+    """Whether a Relax expression is a tuple."""
+    return isinstance(type_of(expr), TupleType)
+
+
+def is_shape(expr: Any) -> bool:
+    """Whether a Relax expression is a shape."""
+    return isinstance(type_of(expr), ShapeType)
+
+
+def dtype_of(expr: Any) -> str:
+    """The dtype of a Relax tensor or prim expression, as TVM's string."""
+    ty = type_of(expr)
+    return str(ty.dtype)
+
+
+def shape_values(ty: Any) -> list[Any] | None:
+    """The sizes of a tensor or shape type; None where they are unknown."""
+    shape = ty if isinstance(ty, ShapeType) else ty.shape
+    if shape is None or shape.values is None:
+        return None
+    return [const_int(v) for v in shape.values]
+
+
+def const_int(value: Any) -> Any:
+    """A constant prim expression as a Python int; anything else unchanged."""
+    if isinstance(value, tirx.IntImm):
+        return int(value.value)
+    return value
+
+
+def register_global_func(name: str, function: Any) -> None:
+    """Make a Python function callable from Relax and TIR by name; replaces an older one."""
+    tvm.register_global_func(name, function, override=True)
+
+
+def remove_global_func(name: str) -> None:
+    """Undo `register_global_func`; an unknown name is ignored."""
+    if tvm.get_global_func(name, allow_missing=True) is not None:
+        tvm_ffi.remove_global_func(name)
+
+
+def from_torch(tensor: Any) -> Any:
+    """A PyTorch tensor as a TVM tensor that shares its memory."""
+    return tvm.runtime.from_dlpack(tensor.detach())

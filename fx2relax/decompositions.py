@@ -1,0 +1,50 @@
+"""What PyTorch decomposes for us before the importer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+
+from fx2relax.registry import lookup
+
+aten = torch.ops.aten
+
+# PyTorch has a decomposition for these, and running the operator in PyTorch is better.
+_NEVER: dict[Any, str] = {
+    aten.bernoulli.p: "the decomposition draws other numbers than eager",
+    aten.bernoulli.default: "the decomposition draws other numbers than eager",
+    aten.uniform.default: "the decomposition draws other numbers than eager",
+    aten.normal_functional.default: "the decomposition draws other numbers than eager",
+    aten.exponential.default: "the decomposition draws other numbers than eager",
+    aten.rrelu_with_noise.default: "the decomposition draws other numbers than eager",
+    aten.rrelu_with_noise_functional.default: "the decomposition draws other numbers than eager",
+}
+
+
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
+    """Dropout with the mask that eager draws: bernoulli over the input's own shape and dtype."""
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = aten.bernoulli.p(x, 1 - p)
+    return x * (mask * (1.0 / (1.0 - p))), mask.to(torch.bool)
+
+
+_OURS: dict[Any, Callable[..., Any]] = {aten.native_dropout.default: _native_dropout}
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """The decompositions in force: PyTorch's, for every overload that has no converter."""
+    found = {
+        target: rule
+        for target, rule in decomposition_table.items()
+        if isinstance(target, torch._ops.OpOverload)
+        and target not in _NEVER
+        and lookup(target) is None
+    }
+    found.update({t: rule for t, rule in _OURS.items() if lookup(t) is None})
+    return found

@@ -1,0 +1,471 @@
+"""Walk a functional ATen graph, call each node's converter, emit and check what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from fx2relax import dtypes, kept, routes
+from fx2relax.compat import (
+    AnyType,
+    BlockBuilder,
+    Expr,
+    IRModule,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Var,
+    dtype_of,
+    is_prim_expr,
+    is_shape,
+    is_tensor,
+    is_tuple,
+    op,
+    relax,
+    shape_values,
+    tirx,
+)
+from fx2relax.errors import (
+    Fx2RelaxError,
+    ImportFailure,
+    Unsupported,
+    UnsupportedOpError,
+    missing_ops,
+    source_line,
+    target_name,
+)
+from fx2relax.outputs import OutputSpec, arrange
+from fx2relax.params import InputSpec, in_relax_order, inverse
+from fx2relax.promotion import promoted
+from fx2relax.registry import Converter, lookup
+from fx2relax.shapes import SymbolTable
+
+Node = torch.fx.Node
+
+
+@dataclass
+class Imported:
+    """A Relax module and what the runtime has to know to call it.
+
+    Attributes:
+        mod: the module; its function `name` takes `params` in order.
+        params: the Relax function's parameters; the first `num_input` are the caller's.
+        outputs: how the graph's flat outputs are made from what the function returns.
+        torch_calls: the nodes that run in PyTorch, by the name of their packed function.
+        symbols: PyTorch's symbols and the TIR variables that stand for them.
+        solved: symbols that no parameter shows by itself, passed as one more shape parameter.
+        nodes: how many operator nodes the graph has.
+    """
+
+    mod: IRModule
+    name: str
+    params: list[InputSpec]
+    num_input: int
+    outputs: list[OutputSpec]
+    torch_calls: dict[str, routes.TorchCall]
+    symbols: SymbolTable
+    solved: list[Any] = field(default_factory=list)
+    nodes: int = 0
+    converted: int = 0
+
+
+class Importer:
+    """Imports one graph; see `import_graph`."""
+
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        inputs: Sequence[InputSpec],
+        *,
+        symbols: SymbolTable | None = None,
+        name: str = "main",
+        on_unsupported: str = "torch",
+        decompositions: dict[Any, Callable[..., Any]] | None = None,
+        output_strides: bool = False,
+    ) -> None:
+        self.graph_module = graph_module
+        self.inputs = list(inputs)
+        self.symbols = symbols or SymbolTable()
+        self.name = name
+        self.on_unsupported = on_unsupported
+        self.decompositions = decompositions or {}
+        self.output_strides = output_strides
+        self.builder = BlockBuilder()
+        self.env: dict[Node, Any] = {}
+        self.declined: list[tuple[Node, str]] = []
+        self.torch_calls: dict[str, routes.TorchCall] = {}
+        self.order: list[Any] = []  # the outputs of ordered torch calls; see _torch_call
+        self.nodes = 0
+        self.converted = 0
+
+    def run(self) -> Imported:
+        """Import the graph. Raises UnsupportedOpError, ImportFailure."""
+        nodes = list(self.graph_module.graph.nodes)
+        self._refuse_missing(nodes)
+        self._lift_constants(nodes)
+        params, num_input = in_relax_order(self.inputs)
+        variables = {id(spec): self._param(spec) for spec in params}
+        arguments = [variables[id(spec)] for spec in params]
+        solved = self._unbound_symbols(params)
+        if solved:
+            sizes = Var("sizes", ShapeType([self.symbols.var(s) for s in solved]))
+            arguments.insert(num_input, sizes)
+        count = num_input + bool(solved)
+        with self.builder.function(self.name, arguments, attrs={"num_input": count}):
+            with self.builder.dataflow():
+                self._bind_inputs(nodes, variables)
+                for node in nodes:
+                    if node.op in ("call_function", "get_attr"):
+                        self._visit(node)
+                output_node = next(n for n in reversed(nodes) if n.op == "output")
+                results, outputs = arrange(self, output_node, variables)
+                result = self.builder.emit_output(relax.Tuple(results))
+            self.builder.emit_func_output(result)
+        if self.declined and self.on_unsupported == "raise":
+            raise UnsupportedOpError(missing_ops(self.declined))
+        return Imported(
+            mod=self.builder.get(),
+            name=self.name,
+            params=params,
+            num_input=num_input,
+            outputs=outputs,
+            torch_calls=self.torch_calls,
+            symbols=self.symbols,
+            solved=solved,
+            nodes=self.nodes,
+            converted=self.converted,
+        )
+
+    # -- before the walk ---------------------------------------------------------------------
+
+    def _refuse_missing(self, nodes: Sequence[Node]) -> None:
+        """List every operator without a route before anything is converted."""
+        if self.on_unsupported != "raise":
+            return
+        missing = [
+            (node, "")
+            for node in nodes
+            if node.op == "call_function" and not routes.has_route(node, self.decompositions)
+        ]
+        if missing:
+            raise UnsupportedOpError(missing_ops(missing))
+
+    def _lift_constants(self, nodes: Sequence[Node]) -> None:
+        """Tensors that the graph holds as attributes become weights, each of them once."""
+        known = {id(spec.value): spec for spec in self.inputs if spec.value is not None}
+        self.attributes: dict[Node, InputSpec | Any] = {}
+        for node in nodes:
+            if node.op != "get_attr":
+                continue
+            value = _attribute(self.graph_module, str(node.target))
+            if not isinstance(value, torch.Tensor) or not dtypes.has_tvm(value.dtype):
+                self.attributes[node] = value
+                continue
+            if id(value) not in known:
+                name = str(node.target).lstrip("_")
+                spec = InputSpec(name, "constant", value, value=value, position=-1)
+                known[id(value)] = spec
+                self.inputs.append(spec)
+            self.attributes[node] = known[id(value)]
+
+    def _param(self, spec: InputSpec) -> Any:
+        name = self.builder.get_unique_name(spec.name) if spec.kind == "user" else spec.name
+        spec.relax_name = name
+        if not isinstance(spec.val, torch.Tensor):
+            if isinstance(spec.val, torch.SymInt):
+                return Var(name, ShapeType([self.symbols.size(spec.val)]))
+            return Var(name, AnyType())
+        if not routes.is_plain(spec.val):
+            return Var(name, AnyType())
+        shape = self.symbols.shape(spec.val.shape)
+        if spec.permutation is not None:
+            shape = [shape[axis] for axis in spec.permutation]
+        return Var(name, TensorType(shape, dtypes.to_tvm(spec.val.dtype)))
+
+    def _unbound_symbols(self, params: Sequence[InputSpec]) -> list[Any]:
+        """Symbols that appear in a size, and nowhere as a size of their own."""
+        seen: dict[Any, None] = {}
+        bare: set[Any] = set()
+        for spec in params:
+            sizes = spec.val.shape if isinstance(spec.val, torch.Tensor) else [spec.val]
+            for size in sizes:
+                if isinstance(size, torch.SymInt):
+                    expr = size.node.expr
+                    seen.update(dict.fromkeys(sorted(expr.free_symbols, key=str)))
+                    if expr.is_Symbol:
+                        bare.add(expr)
+        return [symbol for symbol in seen if symbol not in bare]
+
+    def _bind_inputs(self, nodes: Sequence[Node], variables: dict[int, Any]) -> None:
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        for node, spec in zip(placeholders, self.inputs, strict=False):
+            if not spec.passed:
+                self.env[node] = spec.val
+                continue
+            self.env[node] = self._logical(spec, variables[id(spec)])
+        for node, value in self.attributes.items():
+            if isinstance(value, InputSpec):
+                self.env[node] = self._logical(value, variables[id(value)])
+            else:
+                self.env[node] = value
+
+    def _logical(self, spec: InputSpec, var: Any) -> Any:
+        if isinstance(spec.val, torch.SymInt):
+            return self.symbols.size(spec.val)
+        if spec.permutation is None:
+            return var
+        return self.builder.emit(op.permute_dims(var, inverse(spec.permutation)), spec.relax_name)
+
+    # -- the walk ----------------------------------------------------------------------------
+
+    def _visit(self, node: Node) -> None:
+        if node.op == "get_attr":
+            self.env.setdefault(node, self.attributes.get(node))
+            return
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, torch.SymBool, int, bool)) and self._known_size(val):
+            self.env[node] = (
+                self.symbols.condition(val)
+                if isinstance(val, torch.SymBool)
+                else self.symbols.size(val)
+            )
+            return
+        if node.target is getattr(__import__("operator"), "getitem"):
+            self.env[node] = self._getitem(node)
+            return
+        self.nodes += 1
+        try:
+            self.env[node] = self._convert(node)
+        except Fx2RelaxError:
+            raise
+        except Exception as error:
+            raise ImportFailure(
+                f"the converter of {target_name(node.target)} failed at "
+                f"{source_line(node) or node.format_node()}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _known_size(self, val: Any) -> bool:
+        """Whether a size follows from the inputs; one that depends on data needs its node."""
+        if isinstance(val, (bool, int)):
+            return True
+        return all(
+            symbol in self.symbols.vars for symbol in val.node.expr.free_symbols
+        )
+
+    def _getitem(self, node: Node) -> Any:
+        source, index = node.args
+        value = self.env[source]  # type: ignore[index]
+        if isinstance(value, (tuple, list)):
+            return value[index]  # type: ignore[index]
+        return self.builder.emit(relax.TupleGetItem(value, index), node.name)
+
+    def _convert(self, node: Node) -> Any:
+        target = node.target
+        reason = ""
+        if target is kept.kept_call:
+            call = kept.kept(node.args[0])
+            args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])
+            self.converted += 1
+            return self._accept(node, call.converter.function(*args, **kwargs))
+        converter = lookup(target)
+        if converter is not None and routes.plain_node(node):
+            try:
+                result = self._accept(node, self._call(converter, node))
+                self.converted += 1
+                return result
+            except Unsupported as declined:
+                reason = str(declined)
+        if routes.plain_node(node):
+            graph = routes.decompose(node, self.decompositions)
+            if graph is not None:
+                result = self._inline(graph, node)
+                self.converted += 1
+                return result
+        self.declined.append((node, reason))
+        return self._torch_call(node)
+
+    def _call(self, converter: Converter, node: Node) -> Any:
+        args = [self._argument(a) for a in node.args]
+        kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
+        if converter.promote is None:
+            return converter.function(*args, **kwargs)
+        args, kwargs, result_dtype = promoted(converter, node, args, kwargs)
+        result = converter.function(*args, **kwargs)
+        if isinstance(result, Expr):
+            result = self.builder.normalize(result)
+            if dtype_of(result) != result_dtype:
+                result = op.astype(result, result_dtype)
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return self.env[value]
+        if isinstance(value, (list, tuple)):
+            return [self._argument(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self._argument(v) for k, v in value.items()}
+        return value
+
+    def _inline(self, graph: torch.fx.GraphModule, node: Node) -> Any:
+        """Import the nodes of a node's decomposition in its place."""
+        inner = list(graph.graph.nodes)
+        operands = [v for v in routes.flat_arguments(node) if isinstance(v, Node)]
+        placeholders = [n for n in inner if n.op == "placeholder"]
+        for placeholder, operand in zip(placeholders, operands, strict=True):
+            self.env[placeholder] = self.env[operand]
+        for child in inner:
+            if child.op == "get_attr":
+                value = _attribute(graph, str(child.target))
+                self.env[child] = relax.const(value.numpy()) if value.numel() == 1 else value
+            elif child.op == "call_function":
+                child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
+                self._visit(child)
+                self.nodes -= child.target is not getattr(__import__("operator"), "getitem")
+            elif child.op == "output":
+                results = [self._argument(v) for v in pytree.tree_leaves(child.args[0])]
+                val = node.meta["val"]
+                return self._accept(node, tuple(results) if isinstance(val, (tuple, list)) else results[0])
+        raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
+
+    # -- what a converter returned -----------------------------------------------------------
+
+    def _accept(self, node: Node, result: Any) -> Any:
+        """Emit what a converter returned and hold it against PyTorch's fake value."""
+        val = node.meta["val"]
+        if isinstance(val, (tuple, list)):
+            if isinstance(result, Expr) and is_tuple(self.builder.normalize(result)):
+                whole = self.builder.emit(result, node.name)
+                result = [relax.TupleGetItem(whole, i) for i in range(len(val))]
+            if len(result) < len(val):
+                raise ImportFailure(
+                    f"the converter of {target_name(node.target)} returned {len(result)} "
+                    f"values, PyTorch returns {len(val)}, at {source_line(node)}"
+                )
+            return tuple(
+                self._accept_one(node, r, v, f"{node.name}_{i}")
+                for i, (r, v) in enumerate(zip(result, val, strict=False))
+            )
+        return self._accept_one(node, result, val, node.name)
+
+    def _accept_one(self, node: Node, result: Any, val: Any, name: str) -> Any:
+        if not isinstance(val, torch.Tensor) or result is None:
+            return result
+        if not isinstance(result, Expr) or is_prim_expr(result):
+            raise ImportFailure(
+                f"the converter of {target_name(node.target)} returned "
+                f"{type(result).__name__}, not a Relax tensor, at {source_line(node)}"
+            )
+        var = result if isinstance(result, Var) else self.builder.emit(result, name)
+        expected = self.symbols.shape(val.shape)
+        dtype = dtypes.to_tvm(val.dtype)
+        if not is_tensor(var) or dtype_of(var) != dtype:
+            raise self._disagrees(node, var, expected, dtype)
+        actual = shape_values(var.ty)
+        if actual is not None and self.symbols.same_shape(actual, expected):
+            return var
+        if actual is not None and (
+            len(actual) != len(expected)
+            or any(
+                isinstance(a, int) and isinstance(e, int) and a != e
+                for a, e in zip(actual, expected, strict=True)
+            )
+        ):
+            raise self._disagrees(node, var, expected, dtype)
+        # A size that depends on data, or one that TVM cannot prove: checked at run time.
+        return self.builder.match_cast(var, TensorType(expected, dtype), name)
+
+    def _disagrees(self, node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:
+        return ImportFailure(
+            f"the converter of {target_name(node.target)} gives {var.ty}, PyTorch gives shape "
+            f"{tuple(shape)} of {dtype}, at {source_line(node) or node.format_node()}"
+        )
+
+    # -- what runs in PyTorch ----------------------------------------------------------------
+
+    def _torch_call(self, node: Node) -> Any:
+        call = routes.TorchCall(node)
+        self.torch_calls[call.name] = call
+        operands: list[Any] = []
+        for value in routes.flat_arguments(node):
+            if not isinstance(value, Node):
+                continue
+            bound = self.env[value]
+            if call.takes(bound):
+                operands.append(call.operand(bound))
+        if call.ordered and self.order:
+            # Random draws and assertions keep their order: each takes the one before as operand.
+            operands.append(self.order[-1])
+            call.extra_operands = 1
+        result = self.builder.emit(
+            op.call_pure_packed(
+                call.name, *operands, ty_args=[self._torch_type(node.meta.get("val"))]
+            ),
+            node.name,
+        )
+        if call.ordered:
+            self.order.append(result)
+        return self._torch_result(node.meta.get("val"), result, node.name)
+
+    def _torch_type(self, val: Any) -> Any:
+        if isinstance(val, (tuple, list)):
+            return TupleType([self._torch_type(v) for v in val])
+        if isinstance(val, torch.Tensor) and routes.is_plain(val):
+            sizes = self.symbols.shape(val.shape) if self._bound(val) else None
+            dtype = dtypes.to_tvm(val.dtype)
+            return TensorType(sizes, dtype) if sizes is not None else TensorType(
+                dtype=dtype, ndim=val.dim()
+            )
+        if isinstance(val, torch.SymInt):
+            return ShapeType(ndim=1)
+        return AnyType()
+
+    def _bound(self, val: torch.Tensor) -> bool:
+        return all(
+            isinstance(s, int) or s.node.expr.free_symbols <= self.symbols.vars.keys()
+            for s in val.shape
+        )
+
+    def _torch_result(self, val: Any, result: Any, name: str) -> Any:
+        if isinstance(val, (tuple, list)):
+            return tuple(
+                self._torch_result(v, self.builder.emit(relax.TupleGetItem(result, i)), name)
+                for i, v in enumerate(val)
+            )
+        if isinstance(val, torch.SymInt):
+            size = self.symbols.size(val)
+            self.builder.match_cast(result, ShapeType([size]), name)
+            return size
+        if isinstance(val, torch.Tensor) and routes.is_plain(val) and not self._bound(val):
+            shape = self.symbols.shape(val.shape)
+            return self.builder.match_cast(
+                result, TensorType(shape, dtypes.to_tvm(val.dtype)), name
+            )
+        return result
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part)
+    return root
+
+
+def import_graph(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[InputSpec], **options: Any
+) -> Imported:
+    """Import a functional ATen graph as a Relax function.
+
+    Args:
+        graph_module: every node carries its fake value in ``meta["val"]``.
+        inputs: one `InputSpec` per placeholder, in the graph's order.
+        options: see `Importer`.
+
+    Raises:
+        UnsupportedOpError: ``on_unsupported="raise"`` and operators without a route.
+        ImportFailure: a converter raised, or disagrees with PyTorch in shape or dtype.
+    """
+    return Importer(graph_module, inputs, **options).run()

@@ -1,0 +1,44 @@
+"""The names that a model gives its weights, read from Dynamo's graph."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.fx
+
+_PART = re.compile(r"\._(modules|parameters|buffers)\[['\"]([^'\"]+)['\"]\]|\.(\w+)|\[(\d+)\]")
+
+
+def weight_names(graph_module: torch.fx.GraphModule) -> list[tuple[str, str] | None]:
+    """For each placeholder its ``state_dict`` name and kind; None for a user's input.
+
+    A tensor is a weight if Dynamo marked its address as static: parameters and buffers of the
+    modules that the compiled function reaches.
+    """
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    return [_name(node) for node in placeholders]
+
+
+def _name(node: torch.fx.Node) -> tuple[str, str] | None:
+    argument = node.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    if source is None:
+        return None
+    text = _source_text(source)
+    example = node.meta.get("example_value")
+    static = getattr(node, "_dynamo_static_input_type", None) or getattr(
+        example, "_dynamo_static_input_type", None
+    )
+    is_parameter = isinstance(example, torch.nn.Parameter)
+    if not is_parameter and "._buffers[" not in text and static is None:
+        return None
+    parts = [m.group(2) or m.group(3) or m.group(4) for m in _PART.finditer(text)]
+    name = ".".join(p for p in parts if p) or str(node.target)
+    return name, "parameter" if is_parameter else "buffer"
+
+
+def _source_text(source: Any) -> str:
+    name = source.name
+    return str(name() if callable(name) else name)

@@ -1,0 +1,92 @@
+"""The parameters of a Relax function: their order, names and kinds, and `num_input`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+WEIGHT_KINDS = ("parameter", "buffer", "constant")
+
+
+@dataclass
+class InputSpec:
+    """One placeholder of a captured graph.
+
+    Attributes:
+        name: the parameter's name in Relax; a weight's is its name in the `state_dict`.
+        kind: ``"user"``, ``"parameter"``, ``"buffer"`` or ``"constant"``.
+        val: the fake tensor, SymInt or Python constant that the graph was captured with.
+        value: the real tensor of a weight, None for a user's input.
+        mutated: whether the graph writes to it; it then stands left of `num_input`.
+        permutation: the order in which the axes lie in memory, when the tensor is dense and
+            permuted (channels_last, a transpose): the Relax parameter then is the compact view.
+        position: where it stands among the placeholders.
+    """
+
+    name: str
+    kind: str
+    val: Any
+    value: torch.Tensor | None = None
+    mutated: bool = False
+    permutation: tuple[int, ...] | None = None
+    position: int = 0
+    relax_name: str = field(default="")
+
+    @property
+    def frozen(self) -> bool:
+        """Whether this is a weight right of `num_input`."""
+        return self.kind in WEIGHT_KINDS and not self.mutated
+
+    @property
+    def passed(self) -> bool:
+        """Whether the Relax function takes it: Python constants are built in instead."""
+        return isinstance(self.val, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def in_relax_order(inputs: Sequence[InputSpec]) -> tuple[list[InputSpec], int]:
+    """User inputs, sizes and mutable buffers first, then frozen weights; and `num_input`."""
+    passed = [spec for spec in inputs if spec.passed]
+    left = [spec for spec in passed if not spec.frozen]
+    right = [spec for spec in passed if spec.frozen]
+    return left + right, len(left)
+
+
+def dense_permutation(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes from outermost to innermost in memory, if the tensor is dense and permuted.
+
+    Returns None for a contiguous tensor and for one that is not dense (expanded, sliced).
+    """
+    rank = len(shape)
+    if rank < 2 or any(size == 0 for size in shape):
+        return None
+    order = sorted(range(rank), key=lambda axis: (-strides[axis], axis if shape[axis] != 1 else -1))
+    step = 1
+    for axis in reversed(order):
+        if shape[axis] != 1 and strides[axis] != step:
+            return None
+        step *= shape[axis]
+    kept = [axis for axis in order if shape[axis] != 1]
+    return None if kept == sorted(kept) else tuple(order)
+
+
+def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes another."""
+    result = [0] * len(permutation)
+    for position, axis in enumerate(permutation):
+        result[axis] = position
+    return tuple(result)
+
+
+def concrete(values: Sequence[Any]) -> list[int]:
+    """Sizes or strides as ints; a symbolic one by the hint that it was captured with."""
+    return [_hint(v) for v in values]
+
+
+def _hint(value: Any) -> int:
+    if isinstance(value, torch.SymInt):
+        hint = value.node.hint
+        return int(hint) if hint is not None else 2
+    return int(value)

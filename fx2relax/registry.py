@@ -1,0 +1,176 @@
+"""What converts what: from a node's own target to the function that gives its Relax form."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
+
+from fx2relax.errors import RegistrationError, target_name
+
+__all__ = ["Converter", "Promotion", "converts", "lookup", "overrides", "registered"]
+
+Target = Any  # an OpOverload, a Python function, a Tensor method's name, or a module class
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A converter and what was declared when it was registered.
+
+    Attributes:
+        target: the operator object, Python function, Tensor method name or module class.
+        function: takes the target's own arguments, returns a Relax expression or a tuple.
+        promote: how the tensors and scalars among the positional arguments are promoted before
+            the call, as `torch._prims_common` names it; None leaves them as they are.
+        promote_args: names of the parameters that promotion touches; None means every
+            positional one.
+        source: the module that registered it.
+    """
+
+    target: Target
+    function: Callable[..., Any]
+    promote: Promotion | None = None
+    promote_args: tuple[str, ...] | None = None
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        """``"overload"``, ``"function"``, ``"method"`` or ``"module"``."""
+        return kind_of(self.target)
+
+
+_shipped: dict[Target, Converter] = {}
+_scopes: contextvars.ContextVar[tuple[dict[Target, Converter], ...]] = contextvars.ContextVar(
+    "fx2relax_overrides", default=()
+)
+
+
+def kind_of(target: Target) -> str:
+    """What sort of FX target this is; raises RegistrationError for what is none."""
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return "overload"
+    if isinstance(target, str):
+        return "method"
+    if isinstance(target, type) and issubclass(target, torch.nn.Module):
+        return "module"
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names = ", ".join(f"{target}.{name}" for name in target.overloads())
+        raise RegistrationError(f"{target} is a family of overloads; name one: {names}")
+    if callable(target):
+        return "function"
+    raise RegistrationError(f"{target!r} is no operator, function, method name or module class")
+
+
+def converts(
+    *targets: Target,
+    promote: Promotion | None = None,
+    promote_args: tuple[str, ...] | None = None,
+    override: bool = False,
+) -> Callable[[Function], Function]:
+    """Register a function as the converter of one or more targets.
+
+    Args:
+        targets: ATen overloads (``torch.ops.aten.add.Tensor``), Python functions
+            (``torch.relu``), Tensor method names (``"relu"``) or module classes
+            (``torch.nn.Linear``). All others than overloads keep their node whole: PyTorch does
+            not take it apart before the converter is called.
+        promote: PyTorch's promotion for the positional arguments; see `Converter`.
+        promote_args: restricts the promotion to these parameters.
+        override: replace the converter that the target has.
+
+    The decorated function takes what the target takes: the overload's schema, the function's
+    arguments, the method's (the tensor first), or ``(module, *inputs)``, where ``module.weight``
+    and every other parameter or buffer is a Relax variable and every other attribute is the
+    module's own. It returns a Relax expression, or a tuple of them.
+
+    Raises:
+        RegistrationError: a target is taken (and ``override`` is False) or is none.
+    """
+    if not targets:
+        raise RegistrationError("converts() needs at least one target")
+
+    def register(function: Function) -> Function:
+        for target in targets:
+            kind_of(target)
+            if target in _shipped and not override:
+                raise RegistrationError(
+                    f"{target_name(target)} has a converter already, from "
+                    f"{_shipped[target].source}; pass override=True to replace it"
+                )
+            source = getattr(function, "__module__", "")
+            _shipped[target] = Converter(target, function, promote, promote_args, source)
+        return function
+
+    return register
+
+
+def lookup(target: Target) -> Converter | None:
+    """The converter of a target: the innermost override first, then the registered one."""
+    for scope in reversed(_scopes.get()):
+        if target in scope:
+            return scope[target]
+    return _shipped.get(target) if _hashable(target) else None
+
+
+def _hashable(target: Target) -> bool:
+    try:
+        hash(target)
+    except TypeError:
+        return False
+    return True
+
+
+def registered() -> Mapping[Target, Converter]:
+    """Every converter in force, overrides included."""
+    merged = dict(_shipped)
+    for scope in _scopes.get():
+        merged.update(scope)
+    return merged
+
+
+def kept_whole() -> dict[Target, Converter]:
+    """The converters whose nodes must survive capture: all but those of ATen overloads."""
+    return {t: c for t, c in registered().items() if c.kind != "overload"}
+
+
+@contextlib.contextmanager
+def overrides(mapping: Mapping[Target, Callable[..., Any]] | None) -> Iterator[None]:
+    """Put other converters in force inside a ``with`` block.
+
+    Args:
+        mapping: target -> converter function. It holds for graphs imported or compiled inside
+            the block; `torch.compile` compiles at the first call.
+    """
+    scope = {}
+    for target, function in (mapping or {}).items():
+        kind_of(target)
+        scope[target] = Converter(target, function, source=getattr(function, "__module__", ""))
+    token = _scopes.set((*_scopes.get(), scope))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def load_third_party() -> None:
+    """Import the modules that other packages name in the group ``fx2relax.converters``."""
+    for entry in importlib.metadata.entry_points(group="fx2relax.converters"):
+        try:
+            entry.load()
+        except Exception as error:
+            raise RegistrationError(
+                f"the converters of {entry.name} ({entry.value}) could not be loaded: {error}"
+            ) from error
+
+
+def signature(converter: Converter) -> inspect.Signature:
+    """The parameters that a converter takes."""
+    return inspect.signature(converter.function)

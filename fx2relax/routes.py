@@ -1,0 +1,182 @@
+"""The three outcomes of a node: its converter, PyTorch's decomposition, or a call into PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fx2relax import dtypes, kept
+from fx2relax.compat import Expr, is_prim_expr, relax
+from fx2relax.errors import source_line, target_name
+from fx2relax.registry import lookup
+
+Node = torch.fx.Node
+_ids = itertools.count()
+
+
+def is_plain(val: torch.Tensor) -> bool:
+    """Whether a tensor can be a Relax tensor: strided, real, of a dtype that TVM has."""
+    return (
+        val.layout is torch.strided
+        and dtypes.has_tvm(val.dtype)
+        and not val.is_quantized
+        and not val.is_nested
+    )
+
+
+def plain_node(node: Node) -> bool:
+    """Whether every tensor that a node takes and gives can be a Relax tensor."""
+    values = [v.meta.get("val") for v in flat_arguments(node) if isinstance(v, Node)]
+    values.append(node.meta.get("val"))
+    return all(is_plain(v) for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor))
+
+
+def flat_arguments(node: Node) -> list[Any]:
+    """A node's arguments, positional then keyword, without nesting."""
+    leaves: list[Any] = pytree.tree_leaves((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
+    return leaves
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (Node, slice)) or value is None
+
+
+def has_route(node: Node, decompositions: dict[Any, Callable[..., Any]]) -> bool:
+    """Whether a node can be converted without a call into PyTorch."""
+    target = node.target
+    if target is operator.getitem or target is kept.kept_call:
+        return True
+    val = node.meta.get("val")
+    if isinstance(val, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool)):
+        return True
+    if not plain_node(node):
+        return False
+    return lookup(target) is not None or _decomposition(target, decompositions) is not None
+
+
+def _decomposition(
+    target: Any, decompositions: dict[Any, Callable[..., Any]]
+) -> Callable[..., Any] | None:
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target in decompositions:
+        return decompositions[target]
+    found = torch._decomp.decomposition_table.get(target)
+    if found is not None:
+        return found
+    if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return target.decompose
+    return None
+
+
+def decompose(
+    node: Node, decompositions: dict[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule | None:
+    """Trace PyTorch's decomposition of one node, with the node's fake values.
+
+    Returns None where there is no decomposition, or where it declines these arguments.
+    The traced graph takes the node's FX operands, flattened.
+    """
+    rule = _decomposition(node.target, decompositions)
+    if rule is None:
+        return None
+    leaves = flat_arguments(node)
+    structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
+    operands = [v.meta["val"] for v in leaves if isinstance(v, Node)]
+
+    def call(*values: Any) -> Any:
+        remaining = iter(values)
+        filled = [next(remaining) if isinstance(v, Node) else v for v in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        return rule(*args, **kwargs)
+
+    mode = next((v.fake_mode for v in operands if hasattr(v, "fake_mode")), None)
+    try:
+        with mode or FakeTensorMode(), torch.no_grad():
+            graph = make_fx(call, decomposition_table=decompositions)(*operands)
+    except NotImplementedError:
+        return None
+    if any(n.target is node.target for n in graph.graph.nodes):
+        return None
+    return graph
+
+
+_IMPURE = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+        "aten::_print",
+    }
+)
+
+
+def is_ordered(target: Any) -> bool:
+    """Whether calls of this operator must all happen, in order: random draws, assertions."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    return target._schema.is_mutable or target._schema.name in _IMPURE
+
+
+class TorchCall:
+    """One node that runs in PyTorch, as a packed function of the Relax program.
+
+    Attributes:
+        name: the packed function's name, unique in the process.
+        where: the user's source line.
+        ordered: whether it must run, and in order; see `is_ordered`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.target = node.target
+        self.op_name = target_name(node.target)
+        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{next(_ids)}"
+        self.where = source_line(node)
+        self.ordered = is_ordered(node.target)
+        self.extra_operands = 0
+        self.leaves = flat_arguments(node)
+        self.structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
+        self.val = node.meta.get("val")
+        self._bound: list[Any] = []
+        self._constants: dict[int, Any] = {}
+
+    def takes(self, bound: Any) -> bool:
+        """Whether a bound value is passed at run time; other values are remembered here."""
+        index = len(self._bound)
+        self._bound.append(bound)
+        if isinstance(bound, Expr):
+            return True
+        self._constants[index] = bound
+        return False
+
+    def operand(self, bound: Any) -> Any:
+        """A bound value as an argument of the packed function: a size travels as a shape."""
+        return relax.ShapeExpr([bound]) if is_prim_expr(bound) else bound
+
+    def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The operator's own arguments, from what the packed function was given."""
+        given = iter(operands)
+        values = [
+            self._constants[i] if i in self._constants else next(given)
+            for i in range(len(self._bound))
+        ]
+        nodes = iter(values)
+        filled = [next(nodes) if isinstance(v, Node) else v for v in self.leaves]
+        args, kwargs = pytree.tree_unflatten(filled, self.structure)
+        return args, kwargs
+
+
+def _plain_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in name)

@@ -1,0 +1,114 @@
+"""The tensor boundary: what TVM assumes of a tensor, and what eager's outputs look like.
+
+TVM's kernels take compact tensors at 64-byte-aligned addresses and do not check the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fx2relax.outputs import OutputSpec
+from fx2relax.params import InputSpec, inverse
+
+ALIGNMENT = 64
+
+
+class Opaque:
+    """A value that TVM has no type for (complex, sparse, a Python object), carried untouched."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def ready(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, dense and aligned: the tensor itself wherever it already is.
+
+    Args:
+        tensor: any strided CPU or CUDA tensor; it is not written to.
+    """
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.data_ptr() % ALIGNMENT:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+        if tensor.data_ptr() % ALIGNMENT:
+            tensor = _aligned_copy(tensor)
+    return tensor
+
+
+def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    # An allocator that aligns to less than 64 bytes (small tensors on some platforms).
+    slack = ALIGNMENT // tensor.element_size()
+    store = torch.empty(tensor.numel() + slack, dtype=tensor.dtype, device=tensor.device)
+    start = (-store.data_ptr() % ALIGNMENT) // tensor.element_size()
+    copy = store[start : start + tensor.numel()].view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+def argument(spec: InputSpec, value: Any) -> Any:
+    """A caller's argument as the Relax function takes it."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+            return Opaque(value)
+        if spec.permutation is not None:
+            value = value.permute(spec.permutation)
+        return ready(value)
+    if isinstance(value, int):
+        return (value,)
+    return Opaque(value)
+
+
+def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    """One output of the graph, with the strides that eager gives it."""
+    if spec.kind == "result":
+        tensor = results[spec.index]
+        if isinstance(tensor, Opaque):
+            return tensor.value
+        if spec.permutation is not None:
+            tensor = tensor.permute(inverse(spec.permutation))
+        if spec.expanded:
+            sizes = [
+                -1 if axis not in spec.expanded else int(size)
+                for axis, size in enumerate(spec.val.shape)
+            ]
+            tensor = tensor.expand(sizes)
+        return tensor
+    if spec.kind == "size":
+        return int(results[spec.index][0])
+    if spec.kind == "input":
+        return arguments[spec.index]
+    return spec.value
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: shape, dtype and device of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.dtype} on {value.device}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def mismatch(spec: InputSpec, value: Any, device: torch.device) -> str | None:
+    """Why a value cannot be this argument, in words; None where it can."""
+    if not isinstance(spec.val, torch.Tensor):
+        wanted = isinstance(value, int) or not isinstance(spec.val, torch.SymInt)
+        return None if wanted else f"expected an int, got {describe(value)}"
+    if not isinstance(value, torch.Tensor):
+        return f"expected a tensor, got {describe(value)}"
+    if value.dtype is not spec.val.dtype:
+        return f"expected dtype {spec.val.dtype}, got {describe(value)}"
+    if value.device.type != device.type:
+        return f"expected a tensor on {device}, got {describe(value)}"
+    wanted_shape = tuple(spec.val.shape)
+    if value.dim() != len(wanted_shape) or any(
+        isinstance(w, int) and w != g for w, g in zip(wanted_shape, value.shape, strict=True)
+    ):
+        return f"expected shape {wanted_shape}, got {describe(value)}"
+    return None

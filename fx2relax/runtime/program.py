@@ -1,0 +1,116 @@
+"""A built Relax module as a Python callable: arguments in, run, outputs out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fx2relax.compat import from_torch, relax, tvm
+from fx2relax.importer import Imported
+from fx2relax.params import InputSpec
+from fx2relax.runtime import boundary, torch_call
+from fx2relax.runtime.sizes import Solver
+
+
+class Weights:
+    """The frozen weights as TVM takes them, remembered until one of them changes.
+
+    A weight has changed when it is another tensor, lies elsewhere or has another
+    `Tensor._version`; inference tensors have no version, and count as changed at every call.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
+        self._specs = list(specs)
+        self._transform = transform
+        self._seen: list[tuple[Any, int, int]] = []
+        self._ready: list[Any] = []
+
+    def get(self, values: Sequence[torch.Tensor]) -> list[Any]:
+        """What stands right of `num_input` in the call."""
+        seen = self._seen
+        if len(seen) == len(values):
+            for value, (tensor, version, address) in zip(values, seen, strict=True):
+                if (
+                    value is not tensor
+                    or version != _version(value)
+                    or address != value.data_ptr()
+                ):
+                    break
+            else:
+                return self._ready
+        return self._renew(values)
+
+    def _renew(self, values: Sequence[torch.Tensor]) -> list[Any]:
+        tensors = [
+            from_torch(boundary.argument(s, v)) for s, v in zip(self._specs, values, strict=True)
+        ]
+        if self._transform is not None:
+            tensors = list(self._transform(tuple(tensors)))
+        self._seen = [(v, _version(v), v.data_ptr()) for v in values]
+        self._ready = tensors
+        return tensors
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # NaN is unequal to itself, so an inference tensor is never taken for unchanged.
+    return tensor._version if not tensor.is_inference() else float("nan")  # type: ignore[return-value]
+
+
+class Program:
+    """One compiled graph.
+
+    Calling it takes the graph's flat placeholders in order and returns its flat outputs.
+
+    Raises:
+        ValueError: an argument of the wrong shape, dtype, device or kind; the message names it.
+    """
+
+    def __init__(
+        self, imported: Imported, executable: Any, device: torch.device | None = None
+    ) -> None:
+        self.imported = imported
+        self.device = device or torch.device("cpu")
+        torch_call.register(imported.torch_calls)
+        weakref.finalize(self, torch_call.unregister, list(imported.torch_calls))
+        machine = relax.VirtualMachine(executable, tvm.device(self.device.type, self.device.index or 0))
+        self._machine = machine
+        self._main = machine[imported.name]
+        transform = f"{imported.name}_transform_params"
+        has_transform = executable.as_module().implements_function(transform) if hasattr(
+            executable, "as_module"
+        ) else False
+        self._inputs = imported.params[: imported.num_input]
+        frozen = imported.params[imported.num_input :]
+        self._weights = Weights(frozen, machine[transform] if has_transform else None)
+        self._constants = {i: s.value for i, s in enumerate(frozen) if s.position < 0}
+        self._frozen = [s.position for s in frozen]
+        self._solver = Solver(imported.solved, imported.params) if imported.solved else None
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        frozen = [
+            self._constants[i] if position < 0 else arguments[position]
+            for i, position in enumerate(self._frozen)
+        ]
+        try:
+            values = [boundary.argument(s, arguments[s.position]) for s in self._inputs]
+            if self._solver is not None:
+                values.append(self._solver.solve(arguments))
+            results = self._main(*values, *self._weights.get(frozen))
+        except Exception as error:
+            self._explain(arguments, error)
+            raise
+        return [boundary.output(s, results, arguments) for s in self.imported.outputs]
+
+    def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
+        """Turn a failed call into a ValueError if an argument is to blame."""
+        for spec in self.imported.params:
+            if spec.position < 0:
+                continue
+            if spec.position >= len(arguments):
+                raise ValueError(f"argument {spec.name!r} is missing") from error
+            reason = boundary.mismatch(spec, arguments[spec.position], self.device)
+            if reason is not None:
+                raise ValueError(f"argument {spec.name!r}: {reason}") from error

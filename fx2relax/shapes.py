@@ -1,0 +1,146 @@
+"""Sizes: PyTorch's symbolic expressions as TIR expressions, one `tirx.Var` per symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as symfn
+
+from fx2relax.compat import Analyzer, const_int, tirx
+
+Size = Any  # an int or a TIR expression of dtype int64
+
+
+class SymbolTable:
+    """One `tirx.Var` per symbol of PyTorch's ShapeEnv, compound expressions kept."""
+
+    def __init__(self) -> None:
+        self.vars: dict[sympy.Symbol, Any] = {}
+        self.analyzer = Analyzer()
+
+    def var(self, symbol: sympy.Symbol) -> Any:
+        """The variable that stands for a symbol, made on first use."""
+        if symbol not in self.vars:
+            self.vars[symbol] = tirx.Var(str(symbol), "int64")
+        return self.vars[symbol]
+
+    def bind(self, symbol: sympy.Symbol, var: Any) -> None:
+        """Let a symbol be a variable that the caller made."""
+        self.vars[symbol] = var
+
+    def size(self, value: Any) -> Size:
+        """An int, SymInt or sympy expression as an int or a TIR expression."""
+        if isinstance(value, torch.SymInt):
+            value = value.node.expr
+        if isinstance(value, (bool, int)):
+            return int(value)
+        if isinstance(value, sympy.Expr):
+            return const_int(self.analyzer.simplify(_wide(self._convert(value))))
+        return value
+
+    def shape(self, sizes: Sequence[Any]) -> list[Size]:
+        """`size` over a shape."""
+        return [self.size(s) for s in sizes]
+
+    def condition(self, value: Any) -> Any:
+        """A SymBool or sympy relation as a TIR boolean."""
+        if isinstance(value, torch.SymBool):
+            value = value.node.expr
+        return self._convert(value)
+
+    def equal(self, left: Size, right: Size) -> bool:
+        """Whether two sizes are provably the same."""
+        if isinstance(left, int) and isinstance(right, int):
+            return left == right
+        return bool(self.analyzer.can_prove_equal(_wide(left), _wide(right)))
+
+    def same_shape(self, left: Sequence[Size], right: Sequence[Size]) -> bool:
+        """Whether two shapes are provably the same."""
+        return len(left) == len(right) and all(
+            self.equal(a, b) for a, b in zip(left, right, strict=True)
+        )
+
+    def _convert(self, expr: Any) -> Any:
+        if expr.is_Symbol:
+            return self.var(expr)
+        if expr.is_Integer:
+            return tirx.const(int(expr), "int64")
+        if expr is sympy.true or expr is sympy.false:
+            return tirx.const(bool(expr), "bool")
+        rule = _RULES.get(type(expr))
+        if rule is None:
+            raise ValueError(f"no TIR expression for the size {expr} ({type(expr).__name__})")
+        return rule(*[self._convert(a) for a in expr.args])
+
+
+def _wide(value: Size) -> Any:
+    return tirx.const(value, "int64") if isinstance(value, int) else value
+
+
+def _fold(function: Any) -> Any:
+    def apply(*args: Any) -> Any:
+        result = args[0]
+        for arg in args[1:]:
+            result = function(result, arg)
+        return result
+
+    return apply
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    count = const_int(exponent)
+    if not isinstance(count, int) or count < 0:
+        raise ValueError(f"no TIR expression for the power {base}**{exponent}")
+    result = tirx.const(1, "int64")
+    for _ in range(count):
+        result = result * base
+    return result
+
+
+def _ceil_div(a: Any, b: Any) -> Any:
+    return tirx.floordiv(a + b - 1, b)
+
+
+def _table() -> dict[type, Any]:
+    table: dict[type, Any] = {
+        sympy.Add: _fold(lambda a, b: a + b),
+        sympy.Mul: _fold(lambda a, b: a * b),
+        sympy.Pow: _power,
+        sympy.Mod: tirx.floormod,
+        sympy.Max: _fold(tirx.max),
+        sympy.Min: _fold(tirx.min),
+        sympy.Eq: lambda a, b: a.equal(b),
+        sympy.Ne: lambda a, b: tirx.NE(a, b),
+        sympy.Lt: lambda a, b: a < b,
+        sympy.Le: lambda a, b: a <= b,
+        sympy.Gt: lambda a, b: a > b,
+        sympy.Ge: lambda a, b: a >= b,
+        sympy.And: _fold(tirx.And),
+        sympy.Or: _fold(tirx.Or),
+        sympy.Not: tirx.Not,
+        symfn.FloorDiv: tirx.floordiv,
+        symfn.CleanDiv: tirx.floordiv,
+        symfn.CeilToInt: lambda a: a,
+        symfn.Mod: tirx.floormod,
+        symfn.PythonMod: tirx.floormod,
+        symfn.ModularIndexing: lambda base, div, mod: tirx.floormod(tirx.floordiv(base, div), mod),
+        symfn.Where: tirx.Select,
+    }
+    for name, rule in {
+        "Max": _fold(tirx.max),
+        "Min": _fold(tirx.min),
+        "PowByNatural": _power,
+        "IntTrueDiv": None,
+        "CeilDiv": _ceil_div,
+        "LShift": lambda a, b: a << b,
+        "RShift": lambda a, b: a >> b,
+    }.items():
+        if rule is not None and hasattr(symfn, name):
+            table[getattr(symfn, name)] = rule
+    return table
+
+
+_RULES = _table()

@@ -1,0 +1,210 @@
+"""Compare a compiled function with eager: values, types, layout, aliasing, mutation, gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fx2relax import report
+
+# Per dtype: relative and absolute tolerance for one operator against eager in the same dtype.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-9, 1e-11),
+    torch.float32: (1.3e-5, 1e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.complex64: (1.3e-5, 1e-5),
+    torch.complex128: (1e-9, 1e-11),
+}
+
+
+def assert_matches_eager(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool | None = None,
+    grad: bool = False,
+    tol: float | tuple[float, float] | None = None,
+    torch_calls: bool = False,
+    seed: int | None = None,
+    fullgraph: bool = True,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """Assert that ``torch.compile(fn, backend="relax")`` does what ``fn`` does.
+
+    Compared are the outputs' structure, shape, dtype, strides, aliasing of the inputs and
+    values (NaN equals NaN); the inputs afterwards; with ``grad``, the gradients of every
+    floating-point input that requires one (all of them, if none does) and of a module's
+    parameters.
+
+    Args:
+        fn: a function or module of the inputs. A module is copied, so that both sides start
+            from the same buffers.
+        inputs: tensors, or nests of tensors and Python values.
+        dynamic: passed to `torch.compile`.
+        grad: compare gradients as well.
+        tol: relative and absolute tolerance, or one figure for both; a figure per dtype is
+            used when it is left out.
+        torch_calls: allow operators that run in PyTorch.
+        seed: PyTorch's seed before each side is run.
+        fullgraph: passed to `torch.compile`.
+        options: passed to `torch.compile`.
+
+    Raises:
+        AssertionError: the two sides differ.
+    """
+    expected_inputs, expected_fn = _copy(inputs, grad), copy.deepcopy(fn)
+    actual_inputs, actual_fn = _copy(inputs, grad), copy.deepcopy(fn)
+    torch._dynamo.reset()
+    before = report.stats()["nodes_fallback"]
+    compiled = torch.compile(
+        actual_fn, backend="relax", dynamic=dynamic, fullgraph=fullgraph, options=options
+    )
+    expected = _run(expected_fn, expected_inputs, seed)
+    actual = _run(compiled, actual_inputs, seed)
+    _compare(actual, expected, actual_inputs, expected_inputs, tol)
+    if grad:
+        _compare_gradients(
+            (actual, actual_inputs, actual_fn), (expected, expected_inputs, expected_fn), tol
+        )
+    missed = report.stats()["nodes_fallback"] - before
+    if missed and not torch_calls:
+        raise AssertionError(f"{missed} nodes ran in PyTorch: {report.stats()['fallback_ops']}")
+
+
+def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any:
+    if seed is not None:
+        torch.manual_seed(seed)
+    return fn(*inputs)
+
+
+def _copy(inputs: Sequence[Any], grad: bool) -> Any:
+    """The inputs again: other memory, the same strides, offset and shared storages."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    wanted = grad and not any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(inputs)
+    )
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return copy.deepcopy(value)
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(value.detach().clone(), value.requires_grad)
+        storage = value.untyped_storage()
+        key = storage.data_ptr() or id(value)
+        if key not in storages:
+            storages[key] = storage.clone()
+        twin = torch.empty(0, dtype=value.dtype, device=value.device)
+        twin.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+        needs = value.requires_grad or (wanted and value.is_floating_point())
+        return twin.requires_grad_(needs) if needs else twin
+
+    return pytree.tree_map(one, list(inputs))
+
+
+def _compare(
+    actual: Any, expected: Any, actual_inputs: Any, expected_inputs: Any, tol: Any
+) -> None:
+    actual_flat, actual_spec = pytree.tree_flatten(actual)
+    expected_flat, expected_spec = pytree.tree_flatten(expected)
+    assert actual_spec == expected_spec, f"structure {actual_spec}, eager {expected_spec}"
+    for index, (a, e) in enumerate(zip(actual_flat, expected_flat, strict=True)):
+        _compare_value(a, e, tol, f"output {index}")
+    actual_leaves = pytree.tree_leaves(actual_inputs)
+    expected_leaves = pytree.tree_leaves(expected_inputs)
+    for index, (a, e) in enumerate(zip(actual_leaves, expected_leaves, strict=True)):
+        _compare_value(a, e, tol, f"input {index} afterwards")
+    ours = _aliases([*actual_flat, *actual_leaves])
+    eager = _aliases([*expected_flat, *expected_leaves])
+    assert ours == eager, f"aliasing {ours}, eager {eager} (outputs, then inputs)"
+
+
+def _aliases(values: Sequence[Any]) -> list[int]:
+    """For each tensor the first one with which it shares storage."""
+    seen: dict[int, int] = {}
+    groups = []
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel():
+            groups.append(seen.setdefault(value.untyped_storage().data_ptr(), index))
+        else:
+            groups.append(index)
+    return groups
+
+
+def _compare_value(actual: Any, expected: Any, tol: Any, where: str) -> None:
+    if not isinstance(expected, torch.Tensor):
+        assert type(actual) is type(expected), f"{where}: {actual!r}, eager {expected!r}"
+        same = actual == expected or (actual != actual and expected != expected)
+        assert same, f"{where}: {actual!r}, eager {expected!r}"
+        return
+    assert isinstance(actual, torch.Tensor), f"{where}: {actual!r}, eager a tensor"
+    for attribute in ("dtype", "shape", "device", "layout", "requires_grad"):
+        ours, eager = getattr(actual, attribute), getattr(expected, attribute)
+        assert ours == eager, f"{where}: {attribute} {ours}, eager {eager}"
+    if expected.layout is torch.strided:
+        ours, eager = _significant_strides(actual), _significant_strides(expected)
+        assert ours == eager, f"{where}: strides {ours}, eager {eager}"
+    close(actual, expected, tol, where)
+
+
+def _significant_strides(tensor: torch.Tensor) -> list[int]:
+    """Strides of the axes that have more than one element; others say nothing about layout."""
+    if tensor.numel() == 0:
+        return []
+    return [st for size, st in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tol: Any = None, where: str = "") -> None:
+    """Assert that two tensors hold the same values within a tolerance; NaN equals NaN."""
+    rtol, atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
+    if isinstance(tol, tuple):
+        rtol, atol = tol
+    elif tol is not None and expected.dtype in TOLERANCES:
+        rtol = atol = tol
+    torch.testing.assert_close(
+        actual.detach(),
+        expected.detach(),
+        rtol=rtol,
+        atol=atol,
+        equal_nan=True,
+        msg=lambda text: f"{where}: {text}",
+    )
+
+
+def _compare_gradients(actual: Any, expected: Any, tol: Any) -> None:
+    for outputs, _, _ in (actual, expected):
+        roots = [
+            t
+            for t in pytree.tree_leaves(outputs)
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        ]
+        generator = torch.Generator().manual_seed(0)
+        grads = [
+            torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
+            for t in roots
+        ]
+        if roots:
+            torch.autograd.backward(roots, grads)
+    for (name, a), (_, e) in zip(_leaves(actual), _leaves(expected), strict=True):
+        assert (a.grad is None) == (e.grad is None), (
+            f"gradient of {name}: {a.grad is not None}, eager {e.grad is not None}"
+        )
+        if e.grad is not None:
+            assert a.grad.dtype == e.grad.dtype
+            assert a.grad.shape == e.grad.shape
+            close(a.grad, e.grad, tol, f"gradient of {name}")
+
+
+def _leaves(side: Any) -> list[tuple[str, Any]]:
+    _, inputs, fn = side
+    found = [
+        (f"input {i}", t)
+        for i, t in enumerate(pytree.tree_leaves(inputs))
+        if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad
+    ]
+    if isinstance(fn, torch.nn.Module):
+        found.extend(fn.named_parameters())
+    return found
