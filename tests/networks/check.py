@@ -19,10 +19,10 @@ from tvm import relax
 from tvm.relax.frontend import detach_params
 
 import fx2relax
-#from fx2relax import pipeline
+from fx2relax import pipeline
 
 #: What every network test passes to `torch.compile`.
-BACKEND = "aot_eager"
+BACKEND = "relax"
 
 
 def leaves(value: Any) -> list[Any]:
