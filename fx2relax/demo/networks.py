@@ -118,7 +118,7 @@ class Decoder(nn.Module):
 
 
 def settle(model: nn.Module, *args: object) -> nn.Module:
-    """Give every BatchNorm statistics and scales of a trained kind, and return `model` for inference.
+    """Give every BatchNorm statistics and scales of a trained kind; return `model` for inference.
 
     Fresh statistics (mean 0, variance 1) hide a swapped or an ignored statistic, and without
     training a deep network's activations vanish or explode. One pass in training mode over `args`

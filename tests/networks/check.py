@@ -7,6 +7,7 @@ distance plus 1e-6.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,4 +114,7 @@ class Judge:
 
 def export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The graph module of `torch.export`."""
-    return torch.export.export(model, args, kwargs).module()
+    with warnings.catch_warnings():
+        # nn.LSTM holds its weights twice, by name and in a list; export warns about the list.
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
+        return torch.export.export(model, args, kwargs).module()

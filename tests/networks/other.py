@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,13 +26,13 @@ class LSTMClassifier(nn.Module):
 def mlp(*sizes: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
-    for i, o in zip(sizes, sizes[1:], strict=False):
+    for i, o in pairwise(sizes):
         layers += [nn.Linear(i, o), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 class DLRM(nn.Module):
-    """Embedding bags and dense features, joined by their pairwise products (Naumov et al., 2019)."""
+    """Embedding bags and dense features, joined by pairwise products (Naumov et al., 2019)."""
 
     def __init__(
         self, rows: tuple[int, ...] = (50, 100, 200), width: int = 16, dense: int = 13
@@ -57,7 +59,7 @@ class CrepeTiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes = (1, 128, 16, 16, 16, 32, 64)
-        for n, (i, o) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+        for n, (i, o) in enumerate(pairwise(sizes), 1):
             kernel, stride = (512, 4) if n == 1 else (64, 1)
             self.add_module(f"conv{n}", nn.Conv2d(i, o, (kernel, 1), (stride, 1)))
             self.add_module(f"conv{n}_BN", nn.BatchNorm2d(o, eps=0.0010000000474974513, momentum=0))

@@ -105,9 +105,7 @@ class MobileNetV3Small(nn.Module):
                 if squeezes
                 else None
             )
-            layers.append(
-                InvertedResidual(inputs, expanded, outputs, kernel, stride, act, squeeze)
-            )
+            layers.append(InvertedResidual(inputs, expanded, outputs, kernel, stride, act, squeeze))
             inputs = outputs
         layers.append(conv_norm(inputs, 576, act=nn.Hardswish))
         self.features = nn.Sequential(*layers)
@@ -221,9 +219,7 @@ class UNet(nn.Module):
             double_conv(i, o) for i, o in zip([3, *widths[:-1]], widths, strict=True)
         )
         self.interpolate = nn.Conv2d(widths[3], widths[2], 1)
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(widths[i + 1], widths[i], 2, 2) for i in (1, 0)
-        )
+        self.up = nn.ModuleList(nn.ConvTranspose2d(widths[i + 1], widths[i], 2, 2) for i in (1, 0))
         self.decoder = nn.ModuleList(double_conv(2 * widths[i], widths[i]) for i in (2, 1, 0))
         self.head = nn.Conv2d(widths[0], classes, 1)
 

@@ -1,0 +1,124 @@
+"""Compile a network, hold its numbers to eager's and to a float64 run's, and time both."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import fx2relax
+
+
+@dataclass
+class Row:
+    """One network's line in the table.
+
+    Attributes:
+        name: the network.
+        eager, ours: its outputs in float32.
+        error: the largest difference from eager.
+        exact_error: the largest difference from the float64 run.
+        eager_exact_error: eager's own.
+        stats: `fx2relax.stats()` of its compilation.
+        compile_seconds: the first call, tracing included.
+        eager_ms, relax_ms: median times of a call, once `time_calls` has run.
+    """
+
+    name: str
+    eager: Tensor
+    ours: Tensor
+    error: float
+    exact_error: float
+    eager_exact_error: float
+    stats: dict[str, Any]
+    compile_seconds: float
+    run_eager: Callable[[], Tensor] = field(repr=False)
+    run_relax: Callable[[], Tensor] = field(repr=False)
+    eager_ms: float = math.nan
+    relax_ms: float = math.nan
+
+    @property
+    def right(self) -> bool:
+        """No further from the float64 run than 4 times eager's own distance plus 1e-6."""
+        return self.exact_error <= 4 * self.eager_exact_error + 1e-6
+
+
+def largest_error(got: Tensor, exact: Tensor) -> float:
+    """The largest absolute difference; infinite where shapes differ or a number is not one."""
+    if got.shape != exact.shape:
+        return math.inf
+    error = (got.double() - exact.double()).abs().max().item()
+    return math.inf if math.isnan(error) else error
+
+
+def in_double(model: nn.Module, kwargs: dict[str, Tensor]) -> Tensor:
+    """The result of a float64 copy of the network."""
+    wide = pytree.tree_map(lambda x: x.double() if x.is_floating_point() else x, kwargs)
+    out: Tensor = copy.deepcopy(model).double()(**wide)
+    return out
+
+
+@torch.no_grad()
+def compile_and_check(
+    name: str,
+    build: Callable[[], tuple[nn.Module, dict[str, Tensor]]],
+    step: Callable[[str], None] = lambda message: None,
+) -> Row:
+    """Build, run in eager and in float64, compile, and compare.
+
+    Args:
+        name: the network's name.
+        build: gives the network in evaluation mode, and its arguments by name.
+        step: told what begins.
+    """
+    step(f"{name}: build")
+    model, kwargs = build()
+    step(f"{name}: eager and float64")
+    eager, exact = model(**kwargs), in_double(model, kwargs)
+    step(f"{name}: compile")
+    compiled = torch.compile(model, backend="relax", fullgraph=True)
+    fx2relax.reset_stats()
+    start = time.perf_counter()
+    ours = compiled(**kwargs)
+    seconds = time.perf_counter() - start
+    return Row(
+        name=name,
+        eager=eager,
+        ours=ours,
+        error=largest_error(ours, eager),
+        exact_error=largest_error(ours, exact),
+        eager_exact_error=largest_error(eager, exact),
+        stats=fx2relax.stats(),
+        compile_seconds=seconds,
+        run_eager=lambda: model(**kwargs),
+        run_relax=lambda: compiled(**kwargs),
+    )
+
+
+@torch.no_grad()
+def time_calls(row: Row, budget: float = 3.0) -> None:
+    """Fill in the two medians: the calls alternate, so that both see the machine in the same state.
+
+    Args:
+        row: what `compile_and_check` gave.
+        budget: seconds, more or less.
+    """
+    sides = (row.run_eager, row.run_relax)
+    times: tuple[list[float], list[float]] = ([], [])
+    for run in sides:
+        run()
+    end = time.perf_counter() + budget
+    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
+        for run, taken in zip(sides, times, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    row.eager_ms, row.relax_ms = (1000 * statistics.median(taken) for taken in times)
