@@ -13,6 +13,7 @@ from fx2relax.compat import (
     is_prim_expr,
     op,
     relax,
+    shape_expr,
     shape_values,
     te,
     tirx,
@@ -104,11 +105,6 @@ def is_int(x: Any) -> bool:
 def const(value: bool | int | float, like: Any) -> Any:
     """A 0-d constant of the dtype of a Relax tensor."""
     return scalar(value, dtype(like))
-
-
-def shape_expr(sizes: Sequence[Any]) -> Any:
-    """Sizes as a Relax shape."""
-    return relax.ShapeExpr([tirx.const(s, "int64") if isinstance(s, int) else s for s in sizes])
 
 
 def reshape(x: Any, sizes: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, kept, pipeline, registry, report
-from fx2relax.errors import BuildFailure, Fx2RelaxError, target_name
+from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, target_name
 from fx2relax.importer import Imported, import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
@@ -107,7 +107,7 @@ class _Compiler:
                     raise
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
             return self._eager(graph, error, time.perf_counter() - start)
-        return _boxed(program)
+        return _boxed(_guarded(program, graph))
 
     def _build(
         self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
@@ -117,7 +117,6 @@ class _Compiler:
             graph,
             specs,
             on_unsupported=self.options.on_unsupported,
-            decompositions=decompositions.table(),
             output_strides=True,
         )
         executable = pipeline.build(imported.mod, library=self.options.library)
@@ -178,6 +177,23 @@ def _count(imported: Imported, seconds: float) -> None:
         seconds=seconds,
         relax_calls=imported.converted,
     )
+
+
+def _guarded(program: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The program, and PyTorch for a call whose arguments the graph was not compiled for.
+
+    Dynamo's guards let through what the ATen graph does not say: AOTAutograd may hand over the
+    whole storage of inputs that overlap, larger than what it traced.
+    """
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return program(*arguments)
+        except ArgumentError as error:
+            log.warning("a call runs in PyTorch: %s", error)
+            return torch.fx.Interpreter(graph).run(*arguments)
+
+    return call
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:

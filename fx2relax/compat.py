@@ -42,6 +42,7 @@ __all__ = [
     "op",
     "register_global_func",
     "relax",
+    "shape_expr",
     "remove_global_func",
     "shape_values",
     "te",
@@ -91,6 +92,11 @@ def const_int(value: Any) -> Any:
     if isinstance(value, tirx.IntImm):
         return int(value.value)
     return value
+
+
+def shape_expr(sizes: Any) -> Any:
+    """Sizes, ints or prim expressions, as a Relax shape."""
+    return relax.ShapeExpr([tirx.const(s, "int64") if isinstance(s, int) else s for s in sizes])
 
 
 def register_global_func(name: str, function: Any) -> None:

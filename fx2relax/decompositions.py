@@ -37,14 +37,28 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any,
 _OURS: dict[Any, Callable[..., Any]] = {aten.native_dropout.default: _native_dropout}
 
 
+def rule(target: Any) -> Callable[..., Any] | None:
+    """The decomposition of one overload, if it has one that is worth having."""
+    if target in _OURS:
+        return _OURS[target]
+    if target in _NEVER or not isinstance(target, torch._ops.OpOverload):
+        return None
+    found = decomposition_table.get(target)
+    return None if found is None or _only_renames(target) else found
+
+
 def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions in force: PyTorch's, for every overload that has no converter."""
-    found = {
-        target: rule
-        for target, rule in decomposition_table.items()
-        if isinstance(target, torch._ops.OpOverload)
-        and target not in _NEVER
-        and lookup(target) is None
-    }
-    found.update({t: rule for t, rule in _OURS.items() if lookup(t) is None})
+    """The decompositions in force: those of the overloads that have no converter."""
+    found = {}
+    for target in [*decomposition_table, *_OURS]:
+        decomposition = rule(target) if lookup(target) is None else None
+        if decomposition is not None:
+            found[target] = decomposition
     return found
+
+
+def _only_renames(target: Any) -> bool:
+    """Whether the decomposition is one `prims` operator that has no converter either."""
+    name = target._schema.name.split("::")[-1].removeprefix("special_")
+    prim = getattr(torch.ops.prims, name, None)
+    return prim is not None and lookup(prim.default) is None

@@ -34,6 +34,10 @@ class BuildFailure(Fx2RelaxError):
     """A Relax module that TVM could not lower or build."""
 
 
+class ArgumentError(Fx2RelaxError, ValueError):
+    """An argument of a compiled graph with the wrong shape, dtype, device or kind."""
+
+
 class Unsupported(Fx2RelaxError):  # noqa: N818 - a signal between a converter and the importer
     """Raised by a converter to decline one call; the next route is then tried.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +86,6 @@ class Importer:
         symbols: SymbolTable | None = None,
         name: str = "main",
         on_unsupported: str = "torch",
-        decompositions: dict[Any, Callable[..., Any]] | None = None,
         output_strides: bool = False,
     ) -> None:
         self.graph_module = graph_module
@@ -93,7 +93,6 @@ class Importer:
         self.symbols = symbols or SymbolTable()
         self.name = name
         self.on_unsupported = on_unsupported
-        self.decompositions = decompositions or {}
         self.output_strides = output_strides
         self.builder = BlockBuilder()
         self.env: dict[Node, Any] = {}
@@ -150,7 +149,7 @@ class Importer:
         missing = [
             (node, "")
             for node in nodes
-            if node.op == "call_function" and not routes.has_route(node, self.decompositions)
+            if node.op == "call_function" and not routes.has_route(node)
         ]
         if missing:
             raise UnsupportedOpError(missing_ops(missing))
@@ -235,7 +234,7 @@ class Importer:
                 else self.symbols.size(val)
             )
             return
-        if node.target is getattr(__import__("operator"), "getitem"):
+        if node.target is operator.getitem:
             self.env[node] = self._getitem(node)
             return
         self.nodes += 1
@@ -281,7 +280,7 @@ class Importer:
             except Unsupported as declined:
                 reason = str(declined)
         if routes.plain_node(node):
-            graph = routes.decompose(node, self.decompositions)
+            graph = routes.decompose(node)
             if graph is not None:
                 result = self._inline(graph, node)
                 self.converted += 1
@@ -325,7 +324,7 @@ class Importer:
             elif child.op == "call_function":
                 child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
                 self._visit(child)
-                self.nodes -= child.target is not getattr(__import__("operator"), "getitem")
+                self.nodes -= child.target is not operator.getitem
             elif child.op == "output":
                 results = [self._argument(v) for v in pytree.tree_leaves(child.args[0])]
                 val = node.meta["val"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fx2relax.compat import Expr, Var, is_prim_expr, op, relax
+from fx2relax.compat import Expr, Var, is_prim_expr, op, relax, shape_expr
 from fx2relax.params import concrete, dense_permutation
 
 
@@ -21,7 +21,9 @@ class OutputSpec:
         kind: ``"result"`` (what the Relax function returns at `index`), ``"size"`` (the same, as
             an int), ``"input"`` (the caller's own argument at `index`) or ``"value"`` (`value`).
         permutation: the axes in memory order; the result is the compact view of the output.
-        expanded: the axes with stride 0; the result has size 1 there, and `val` the full size.
+        expanded: where the sizes of an output stand among the results, if some of its axes have
+            stride 0; the result has size 1 there.
+        strides: where the strides of an output that is not dense stand among the results.
         val: the fake tensor that the graph was captured with.
     """
 
@@ -29,8 +31,8 @@ class OutputSpec:
     index: int = 0
     value: Any = None
     permutation: tuple[int, ...] | None = None
-    expanded: tuple[int, ...] = ()
-    val: Any = None
+    expanded: int | None = None
+    strides: int | None = None
 
 
 def arrange(
@@ -79,26 +81,42 @@ def _result(importer: Any, node: torch.fx.Node, bound: Any, results: list[Any]) 
     if is_prim_expr(bound):
         results.append(importer.builder.emit(relax.ShapeExpr([bound])))
         return OutputSpec("size", index)
-    permutation: tuple[int, ...] | None = None
-    expanded: tuple[int, ...] = ()
-    if importer.output_strides and isinstance(val, torch.Tensor) and val.layout is torch.strided:
-        bound, permutation, expanded = _physical(bound, val)
-    if not isinstance(bound, Var):
-        bound = importer.builder.emit(bound)
     results.append(bound)
-    return OutputSpec("result", index, permutation=permutation, expanded=expanded, val=val)
+    spec = OutputSpec("result", index)
+    if importer.output_strides and isinstance(val, torch.Tensor) and val.layout is torch.strided:
+        spec = _physical(importer, bound, val, results)
+    if not isinstance(results[index], Var):
+        results[index] = importer.builder.emit(results[index])
+    return spec
 
 
-def _physical(bound: Any, val: torch.Tensor) -> tuple[Any, tuple[int, ...] | None, tuple[int, ...]]:
+def _physical(importer: Any, bound: Any, val: torch.Tensor, results: list[Any]) -> OutputSpec:
     """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
+    index = len(results) - 1
     shape, strides = concrete(val.shape), concrete(val.stride())
-    expanded = tuple(a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1)
-    if expanded:
-        ones = [1] * len(expanded)
-        bound = op.strided_slice(bound, list(expanded), [0] * len(expanded), ones)
-        shape = [1 if a in expanded else s for a, s in enumerate(shape)]
-        strides = [0 if a in expanded else s for a, s in enumerate(strides)]
+    if any(size == 0 for size in shape):
+        return OutputSpec("result", index)
+
+    def given(values: Any) -> int:
+        results.append(importer.builder.emit(shape_expr(importer.symbols.shape(values))))
+        return len(results) - 1
+
+    zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
+    if zero:
+        ones = [1] * len(zero)
+        bound = importer.builder.emit(op.strided_slice(bound, zero, [0] * len(zero), ones))
+        shape = [1 if a in zero else s for a, s in enumerate(shape)]
+    expanded = given(val.shape) if zero else None
     permutation = dense_permutation(shape, strides)
     if permutation is not None:
-        bound = op.permute_dims(bound, permutation)
-    return bound, permutation, expanded
+        results[index] = op.permute_dims(bound, permutation)
+        return OutputSpec("result", index, permutation=permutation, expanded=expanded)
+    results[index] = bound
+    step = 1
+    dense = True
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        dense = dense and (size == 1 or stride == step)
+        step *= size
+    if dense:
+        return OutputSpec("result", index, expanded=expanded)
+    return OutputSpec("result", index, expanded=expanded, strides=given(val.stride()))

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import dtypes, kept
+from fx2relax import decompositions, dtypes, kept
 from fx2relax.compat import Expr, is_prim_expr, relax
 from fx2relax.errors import source_line, target_name
 from fx2relax.registry import lookup
@@ -49,7 +49,7 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, (Node, slice)) or value is None
 
 
-def has_route(node: Node, decompositions: dict[Any, Callable[..., Any]]) -> bool:
+def has_route(node: Node) -> bool:
     """Whether a node can be converted without a call into PyTorch."""
     target = node.target
     if target is operator.getitem or target is kept.kept_call:
@@ -59,17 +59,13 @@ def has_route(node: Node, decompositions: dict[Any, Callable[..., Any]]) -> bool
         return True
     if not plain_node(node):
         return False
-    return lookup(target) is not None or _decomposition(target, decompositions) is not None
+    return lookup(target) is not None or _decomposition(target) is not None
 
 
-def _decomposition(
-    target: Any, decompositions: dict[Any, Callable[..., Any]]
-) -> Callable[..., Any] | None:
+def _decomposition(target: Any) -> Callable[..., Any] | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in decompositions:
-        return decompositions[target]
-    found = torch._decomp.decomposition_table.get(target)
+    found = decompositions.rule(target)
     if found is not None:
         return found
     if target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
@@ -77,15 +73,13 @@ def _decomposition(
     return None
 
 
-def decompose(
-    node: Node, decompositions: dict[Any, Callable[..., Any]]
-) -> torch.fx.GraphModule | None:
+def decompose(node: Node) -> torch.fx.GraphModule | None:
     """Trace PyTorch's decomposition of one node, with the node's fake values.
 
     Returns None where there is no decomposition, or where it declines these arguments.
     The traced graph takes the node's FX operands, flattened.
     """
-    rule = _decomposition(node.target, decompositions)
+    rule = _decomposition(node.target)
     if rule is None:
         return None
     leaves = flat_arguments(node)
@@ -101,7 +95,7 @@ def decompose(
     mode = next((v.fake_mode for v in operands if hasattr(v, "fake_mode")), None)
     try:
         with mode or FakeTensorMode(), torch.no_grad():
-            graph = make_fx(call, decomposition_table=decompositions)(*operands)
+            graph = make_fx(call, decomposition_table=decompositions.table())(*operands)
     except NotImplementedError:
         return None
     if any(n.target is node.target for n in graph.graph.nodes):

@@ -84,6 +84,7 @@ def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any
 def _copy(inputs: Sequence[Any], grad: bool) -> Any:
     """The inputs again: other memory, the same strides, offset and shared storages."""
     storages: dict[int, torch.UntypedStorage] = {}
+    bases: dict[int, torch.Tensor] = {}
     wanted = grad and not any(
         isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(inputs)
     )
@@ -98,9 +99,15 @@ def _copy(inputs: Sequence[Any], grad: bool) -> Any:
         if key not in storages:
             storages[key] = storage.clone()
         twin = torch.empty(0, dtype=value.dtype, device=value.device)
-        twin.set_(storages[key], value.storage_offset(), value.shape, value.stride())
-        needs = value.requires_grad or (wanted and value.is_floating_point())
-        return twin.requires_grad_(needs) if needs else twin
+        if value._is_view():
+            base = bases.setdefault(key, twin.set_(storages[key]))
+            twin = base.as_strided(value.shape, value.stride(), value.storage_offset())
+        else:
+            twin.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+        if value.requires_grad or (wanted and value.is_floating_point()):
+            # A leaf, as gradients are compared on leaves: not a view of its base.
+            twin = twin.detach().requires_grad_()
+        return twin
 
     return pytree.tree_map(one, list(inputs))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fx2relax.compat import tvm_ffi
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec, inverse
 
@@ -62,7 +63,7 @@ def argument(spec: InputSpec, value: Any) -> Any:
             value = value.permute(spec.permutation)
         return ready(value)
     if isinstance(value, int):
-        return (value,)
+        return tvm_ffi.Shape((value,))
     return Opaque(value)
 
 
@@ -72,20 +73,31 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
         tensor = results[spec.index]
         if isinstance(tensor, Opaque):
             return tensor.value
+        if not isinstance(tensor, torch.Tensor):
+            # TVM gives its own tensors where it was given none of PyTorch's.
+            tensor = torch.from_dlpack(tensor)
         if spec.permutation is not None:
             tensor = tensor.permute(inverse(spec.permutation))
-        if spec.expanded:
-            sizes = [
-                -1 if axis not in spec.expanded else int(size)
-                for axis, size in enumerate(spec.val.shape)
-            ]
-            tensor = tensor.expand(sizes)
+        if spec.strides is not None:
+            tensor = _with_strides(tensor, tuple(results[spec.strides]))
+        if spec.expanded is not None:
+            tensor = tensor.expand(tuple(results[spec.expanded]))
         return tensor
     if spec.kind == "size":
         return int(results[spec.index][0])
     if spec.kind == "input":
         return arguments[spec.index]
     return spec.value
+
+
+def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy with the strides of a view that eager would have returned."""
+    given = [
+        stride if stride else tensor.stride(axis)
+        for axis, stride in enumerate(strides)
+    ]
+    result = torch.empty_strided(tensor.shape, given, dtype=tensor.dtype, device=tensor.device)
+    return result.copy_(tensor)
 
 
 def describe(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fx2relax.compat import from_torch, relax, tvm
+from fx2relax.errors import ArgumentError
 from fx2relax.importer import Imported
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
@@ -65,7 +66,7 @@ class Program:
     Calling it takes the graph's flat placeholders in order and returns its flat outputs.
 
     Raises:
-        ValueError: an argument of the wrong shape, dtype, device or kind; the message names it.
+        ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the message names it.
     """
 
     def __init__(
@@ -79,12 +80,10 @@ class Program:
         self._machine = machine
         self._main = machine[imported.name]
         transform = f"{imported.name}_transform_params"
-        has_transform = executable.as_module().implements_function(transform) if hasattr(
-            executable, "as_module"
-        ) else False
+        lifted = machine.module.implements_function(transform)
         self._inputs = imported.params[: imported.num_input]
         frozen = imported.params[imported.num_input :]
-        self._weights = Weights(frozen, machine[transform] if has_transform else None)
+        self._weights = Weights(frozen, machine[transform] if lifted else None)
         self._constants = {i: s.value for i, s in enumerate(frozen) if s.position < 0}
         self._frozen = [s.position for s in frozen]
         self._solver = Solver(imported.solved, imported.params) if imported.solved else None
@@ -105,12 +104,12 @@ class Program:
         return [boundary.output(s, results, arguments) for s in self.imported.outputs]
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
-        """Turn a failed call into a ValueError if an argument is to blame."""
+        """Turn a failed call into an ArgumentError if an argument is to blame."""
         for spec in self.imported.params:
             if spec.position < 0:
                 continue
             if spec.position >= len(arguments):
-                raise ValueError(f"argument {spec.name!r} is missing") from error
+                raise ArgumentError(f"argument {spec.name!r} is missing") from error
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
-                raise ValueError(f"argument {spec.name!r}: {reason}") from error
+                raise ArgumentError(f"argument {spec.name!r}: {reason}") from error

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 
+from fx2relax.compat import tvm_ffi
 from fx2relax.params import InputSpec
 
 
@@ -36,11 +37,11 @@ class Solver:
                     return spec.position, axis if tensor else None, int(slope), int(rest)
         raise ValueError(f"the size {symbol} cannot be found from the sizes of the arguments")
 
-    def solve(self, arguments: Sequence[Any]) -> tuple[int, ...]:
-        """The symbols' values, in order."""
+    def solve(self, arguments: Sequence[Any]) -> Any:
+        """The symbols' values, in order, as a TVM shape."""
         values = []
         for position, axis, slope, rest in self._rules:
             given = arguments[position]
             size = int(given if axis is None else given.shape[axis])
             values.append((size - rest) // slope)
-        return tuple(values)
+        return tvm_ffi.Shape(tuple(values))

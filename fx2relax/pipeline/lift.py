@@ -1,0 +1,122 @@
+"""Work on weights alone moves out of a function, to be done once.
+
+`LiftTransformParams` does the moving; here is what has to happen around it so that it finds
+everything worth lifting and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from fx2relax.compat import Expr, TensorType, Var, is_prim_expr, op, shape_values, type_of
+
+# Callbacks into PyTorch may draw random numbers or have effects: never done once for many calls.
+_CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
+
+
+def lift(mod: Any) -> Any:
+    """Split each function with `num_input` into itself and ``<name>_transform_params``.
+
+    A function of which nothing can be lifted keeps its parameters. Work whose result is much
+    larger than the weights it comes from (a broadcast) stays: it costs memory and saves nothing,
+    since it fuses with its consumer.
+
+    Args:
+        mod: Relax functions in normal form, weights right of ``num_input``.
+
+    Returns:
+        the module, with a transform function (one tuple of weights in, one tuple out) for each
+        function that gave something up; the function then takes the transform's results.
+    """
+    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod = relax.transform.EliminateCommonSubexpr()(mod)
+    held = IRModule(dict(mod.functions_items()))
+    lifted_any = False
+    for name, function in mod.functions_items():
+        if isinstance(function, relax.Function) and _has_weights(function):
+            found = _Holder(function)
+            held[name] = found.hold()
+            lifted_any = lifted_any or found.lifts
+    if not lifted_any:
+        return mod
+    return relax.transform.DeadCodeElimination()(relax.transform.LiftTransformParams()(held))
+
+
+def _has_weights(function: Any) -> bool:
+    attrs = function.attrs
+    if attrs is None or "num_input" not in attrs:
+        return False
+    return int(attrs["num_input"]) < len(function.params)
+
+
+@mutator
+class _Holder(PyExprMutator):  # type: ignore[misc]
+    """Marks what must not be lifted, and finds whether anything else is left to lift."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.weights: set[Any] = set(function.params[int(function.attrs["num_input"]) :])
+        self.lifts = False
+
+    def hold(self) -> Any:
+        """The function with its held work marked."""
+        return self.visit_expr(self.function)
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """Follow which variables depend on weights alone."""
+        value = binding.value
+        if isinstance(value, relax.Call) and self._on_weights(value):
+            if self._pays(binding.var, value):
+                self.weights.add(binding.var)
+                self.lifts = True
+            else:
+                binding = relax.VarBinding(binding.var, self._held(value))
+        super().visit_var_binding_(binding)
+
+    def _on_weights(self, call: Any) -> bool:
+        operands = [a for a in call.args if isinstance(a, Expr) and not is_prim_expr(a)]
+        variables = [a for a in _leaves(operands) if isinstance(a, Var)]
+        return bool(variables) and all(v in self.weights for v in variables)
+
+    def _pays(self, var: Any, call: Any) -> bool:
+        if getattr(call.op, "name", "") in _CALLBACKS:
+            return False
+        result = _count(type_of(var))
+        if result is None:
+            return False
+        sources = [a for a in _leaves(call.args) if isinstance(a, Var)]
+        given = sum(_count(type_of(a)) or 0 for a in sources)
+        return result <= max(given, 1)
+
+    def _held(self, call: Any) -> Any:
+        args = [
+            op.builtin.stop_lift_params(a) if isinstance(a, Var) and a in self.weights else a
+            for a in call.args
+        ]
+        return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def _leaves(args: Any) -> list[Any]:
+    found: list[Any] = []
+    for arg in args:
+        if isinstance(arg, relax.Tuple):
+            found.extend(_leaves(arg.fields))
+        else:
+            found.append(arg)
+    return found
+
+
+def _count(ty: Any) -> int | None:
+    """How many elements a tensor has; None if that is not known before the call."""
+    if not isinstance(ty, TensorType):
+        return None
+    sizes = shape_values(ty)
+    if sizes is None or not all(isinstance(s, int) for s in sizes):
+        return None
+    return math.prod(sizes)
