@@ -14,6 +14,7 @@ from tvm import relax
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
+from .codegen import NAME
 from .target import as_target
 
 
@@ -50,7 +51,9 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
     target = as_target(target)
     lowered = lower(mod, target=target, library=library)
     with target:
-        return relax.build(lowered, target, relax_pipeline=_to_virtual_machine())
+        return relax.build(
+            lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME
+        )
 
 
 def _to_virtual_machine() -> Any:

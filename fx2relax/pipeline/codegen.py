@@ -1,0 +1,77 @@
+"""TVM's lowering of a scheduled kernel, with vector loops and vector math put in on the way."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.tirx import compilation_pipeline
+
+from .tir import NotHandled
+from .vector import Vectorize
+from .vectormath import VectorMath
+
+NAME = "fx2relax"
+_log = logging.getLogger(__name__)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")
+def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
+    """Vector loops, then vector math, in one kernel."""
+    try:
+        body = Vectorize().stmt(func.body)
+        body = VectorMath().stmt(body)
+    except NotHandled as error:
+        _log.debug("a kernel stays scalar: it holds a %s", error)
+        return func
+    return func.with_body(body)
+
+
+def _host_passes() -> Any:
+    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")
+    def lower(mod: Any, ctx: Any) -> Any:
+        passes, plain = s_tir.transform, tirx.transform
+        return tvm.transform.Sequential(
+            [
+                passes.CanonicalizeLoop(),
+                passes.LowerInitBlock(),
+                passes.PlanAndUpdateBufferAllocationLocation(),
+                passes.ConvertBlocksToOpaque(),
+                passes.CompactBufferAllocation(),
+                passes.LowerMatchBuffer(),
+                passes.StmtSimplify(),
+                passes.AnnotateIrregularLoop(),
+                passes.LowerOpaqueBlock(),
+                plain.FlattenBuffer(),
+                plain.BF16ComputeLegalize(),
+                _vectorize,
+                plain.ConvertSSA(),
+                plain.NarrowDataType(32),
+                plain.VectorizeLoop(True),
+                plain.StorageRewrite(),
+                passes.HoistIfThenElse(),
+                plain.UnrollLoop(),
+                passes.RenormalizeSplitPattern(),
+                plain.StmtSimplify(),
+                plain.RemoveNoOp(),
+                passes.RewriteUnsafeSelect(),
+                plain.FP8ComputeLegalize(),
+                plain.VerifyMemory(),
+                plain.AnnotateEntryFunc(),
+                plain.SplitHostDevice(),
+                plain.MakePackedAPI(),
+                plain.FP8StorageLegalize(),
+                plain.BF16StorageLegalize(),
+            ]
+        )(mod)
+
+    return (
+        lower,
+        compilation_pipeline.finalize_host_passes,
+        compilation_pipeline.finalize_device_passes,
+    )
+
+
+compilation_pipeline.register_tir_pipeline(NAME, _host_passes)

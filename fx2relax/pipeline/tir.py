@@ -1,0 +1,256 @@
+"""Rewriting of loops and expressions: TVM 0.27 has no mutator that Python can derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+Call = tvm.ir.Call
+TensorLoad = tvm.ir.expr.TensorLoad  # what tirx.BufferLoad makes
+
+_BINARY: tuple[Any, ...] = (
+    tirx.Add,
+    tirx.Sub,
+    tirx.Mul,
+    tirx.Div,
+    tirx.Mod,
+    tirx.FloorDiv,
+    tirx.FloorMod,
+    tirx.Min,
+    tirx.Max,
+    tirx.EQ,
+    tirx.NE,
+    tirx.LT,
+    tirx.LE,
+    tirx.GT,
+    tirx.GE,
+    tirx.And,
+    tirx.Or,
+)
+
+
+class NotHandled(Exception):
+    """A node that the rewriter does not know: the kernel is left as it was."""
+
+
+class Rewriter:
+    """Rebuilds a statement bottom up; `leave` sees every expression after its operands.
+
+    A derived class overrides `leave` for expressions and `visit_<Type>` for statements. Nodes
+    without a change are kept, so that an untouched kernel costs no allocation.
+    """
+
+    def leave(self, node: Any) -> Any:
+        """The replacement of an expression whose operands are rewritten already."""
+        return node
+
+    def expr(self, node: Any) -> Any:
+        """Rewrite an expression."""
+        kind = type(node)
+        handler = _EXPRS.get(kind)
+        if handler is None:
+            if isinstance(node, tvm.ir.Expr) and kind.__name__ in _LEAVES:
+                return self.leave(node)
+            raise NotHandled(kind.__name__)
+        return self.leave(handler(self, node))
+
+    def exprs(self, nodes: Any) -> list[Any] | None:
+        """Rewrite a list of expressions; None when none of them changed."""
+        new = [self.expr(n) for n in nodes]
+        return new if any(a is not b for a, b in zip(new, nodes, strict=True)) else None
+
+    def stmt(self, node: Any) -> Any:
+        """Rewrite a statement."""
+        kind = type(node).__name__
+        own = getattr(self, f"visit_{kind}", None)
+        if own is not None:
+            return own(node)
+        handler = _STMTS.get(kind)
+        if handler is None:
+            raise NotHandled(kind)
+        return handler(self, node)
+
+
+def _binary(cls: Any) -> Callable[[Rewriter, Any], Any]:
+    def handle(self: Rewriter, node: Any) -> Any:
+        a, b = node.a, node.b
+        x, y = self.expr(a), self.expr(b)
+        return node if x is a and y is b else cls(x, y)
+
+    return handle
+
+
+def _not(self: Rewriter, node: Any) -> Any:
+    a = node.a
+    x = self.expr(a)
+    return node if x is a else tirx.Not(x)
+
+
+def _cast(self: Rewriter, node: Any) -> Any:
+    value = node.value
+    x = self.expr(value)
+    return node if x is value else tirx.Cast(node.ty.dtype, x)
+
+
+def _select(self: Rewriter, node: Any) -> Any:
+    new = self.exprs([node.condition, node.true_value, node.false_value])
+    return node if new is None else tirx.Select(*new)
+
+
+def _let(self: Rewriter, node: Any) -> Any:
+    new = self.exprs([node.value, node.body])
+    return node if new is None else tirx.Let(node.var, *new)
+
+
+def _call(self: Rewriter, node: Any) -> Any:
+    args = list(node.args)
+    new = self.exprs(args)
+    return node if new is None else Call(node.op, new, node.attrs, list(node.ty_args), ret_ty=node.ty)
+
+
+def _load(self: Rewriter, node: Any) -> Any:
+    new = self.exprs(list(node.indices))
+    return node if new is None else tirx.BufferLoad(node.source, new)
+
+
+def _ramp(self: Rewriter, node: Any) -> Any:
+    new = self.exprs([node.base, node.stride])
+    return node if new is None else tirx.Ramp(*new, node.lanes)
+
+
+def _broadcast(self: Rewriter, node: Any) -> Any:
+    value = node.value
+    x = self.expr(value)
+    return node if x is value else tirx.Broadcast(x, node.lanes)
+
+
+_LEAVES = {"Var", "IntImm", "FloatImm", "StringImm", "PrimVar"}
+_EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
+    **{cls: _binary(cls) for cls in _BINARY},
+    tirx.Not: _not,
+    tirx.Cast: _cast,
+    tirx.Select: _select,
+    tirx.Let: _let,
+    Call: _call,
+    TensorLoad: _load,
+    tirx.Ramp: _ramp,
+    tirx.Broadcast: _broadcast,
+}
+
+
+def _seq(self: Rewriter, node: Any) -> Any:
+    old = list(node.seq)
+    new = [self.stmt(s) for s in old]
+    return node if all(a is b for a, b in zip(new, old, strict=True)) else tirx.SeqStmt(new)
+
+
+def rebuild_for(node: Any, extent: Any, body: Any, kind: Any = None) -> Any:
+    """The same loop with another extent, body or kind."""
+    return tirx.For(
+        node.loop_var,
+        node.min,
+        extent,
+        node.kind if kind is None else kind,
+        body,
+        node.thread_binding,
+        {k: v for k, v in node.annotations.items() if not k.startswith("fx2relax.")},
+        node.step,
+    )
+
+
+def _for(self: Rewriter, node: Any) -> Any:
+    old = node.body
+    body = self.stmt(old)
+    new = self.exprs([node.min, node.extent])
+    if new is None:
+        return node if body is old else rebuild_for(node, node.extent, body)
+    return rebuild_for(node, new[1], body)
+
+
+def _if(self: Rewriter, node: Any) -> Any:
+    cond = self.expr(node.condition)
+    then = self.stmt(node.then_case)
+    other = None if node.else_case is None else self.stmt(node.else_case)
+    if cond is node.condition and then is node.then_case and other is node.else_case:
+        return node
+    return tirx.IfThenElse(cond, then, other)
+
+
+def _store(self: Rewriter, node: Any) -> Any:
+    new = self.exprs([node.value, *node.indices])
+    return node if new is None else tirx.BufferStore(node.buffer, new[0], new[1:])
+
+
+def _bind(self: Rewriter, node: Any) -> Any:
+    value = node.value
+    if type(value) not in _EXPRS and type(value).__name__ not in _LEAVES:
+        return node
+    new = self.expr(value)
+    return node if new is value else tirx.Bind(node.var, new)
+
+
+def _evaluate(self: Rewriter, node: Any) -> Any:
+    value = node.value
+    new = self.expr(value)
+    return node if new is value else tirx.Evaluate(new)
+
+
+def _attr(self: Rewriter, node: Any) -> Any:
+    old = node.body
+    body = self.stmt(old)
+    return node if body is old else tirx.AttrStmt(node.node, node.attr_key, node.value, body)
+
+
+def _while(self: Rewriter, node: Any) -> Any:
+    cond, body = self.expr(node.condition), self.stmt(node.body)
+    return node if cond is node.condition and body is node.body else tirx.While(cond, body)
+
+
+def _same(self: Rewriter, node: Any) -> Any:
+    return node
+
+
+_STMTS: dict[str, Callable[[Any, Any], Any]] = {
+    "SeqStmt": _seq,
+    "For": _for,
+    "IfThenElse": _if,
+    "BufferStore": _store,
+    "Bind": _bind,
+    "Evaluate": _evaluate,
+    "AttrStmt": _attr,
+    "While": _while,
+    "AllocBuffer": _same,
+    "DeclBuffer": _same,
+    "AssertStmt": _same,
+}
+
+
+class Substitute(Rewriter):
+    """Puts an expression in the place of each given variable."""
+
+    def __init__(self, values: dict[Any, Any]):
+        self.values = values
+
+    def leave(self, node: Any) -> Any:
+        """A variable's value."""
+        return self.values.get(node, node) if isinstance(node, tvm.ir.Var) else node
+
+
+class _Uses(Rewriter):
+    def __init__(self, var: Any):
+        self.var = var
+        self.found = False
+
+    def leave(self, node: Any) -> Any:
+        self.found = self.found or (isinstance(node, tvm.ir.Var) and node.same_as(self.var))
+        return node
+
+
+def uses(node: Any, var: Any) -> bool:
+    """Whether an expression depends on a variable."""
+    search = _Uses(var)
+    search.expr(node)
+    return search.found
