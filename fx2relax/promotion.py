@@ -9,8 +9,8 @@ import torch
 from torch._prims_common import elementwise_dtypes
 
 from fx2relax import dtypes
-from fx2relax.compat import Expr, dtype_of, is_prim_expr, op, relax, tirx
-from fx2relax.registry import Converter
+from fx2relax.compat import BlockBuilder, Expr, dtype_of, is_prim_expr, op, relax, tirx
+from fx2relax.registry import Converter, Promotion
 
 
 def promoted(
@@ -34,12 +34,21 @@ def promoted(
     ]
     operands = [v for v in values if isinstance(v, (torch.Tensor, *_NUMBERS))]
     compute, result = elementwise_dtypes(*operands, type_promotion_kind=converter.promote)
-    dtype = dtypes.to_tvm(compute)
+    common = result
+    if converter.promote is Promotion.ALWAYS_BOOL:
+        _, common = elementwise_dtypes(*operands, type_promotion_kind=Promotion.DEFAULT)
+
+    def prepared(value: Any) -> Any:
+        # Eager rounds every operand to the common dtype before it computes in a wider one.
+        exact = converter.exact_scalars and isinstance(value, (int, float))
+        narrow = value if exact else cast(value, dtypes.to_tvm(common))
+        return cast(narrow, dtypes.to_tvm(compute))
+
     for name in chosen:
         if name in keyed:
-            args[keyed[name]] = cast(args[keyed[name]], dtype)
+            args[keyed[name]] = prepared(args[keyed[name]])
         elif name in kwargs:
-            kwargs[name] = cast(kwargs[name], dtype)
+            kwargs[name] = prepared(kwargs[name])
     return args, kwargs, dtypes.to_tvm(result)
 
 
@@ -58,6 +67,7 @@ def _value(argument: Any) -> Any:
 def cast(value: Any, dtype: str) -> Any:
     """A Relax tensor, size or Python number as a Relax tensor of a dtype; others unchanged."""
     if isinstance(value, Expr) and not is_prim_expr(value):
+        value = BlockBuilder.current().normalize(value)
         return value if dtype_of(value) == dtype else op.astype(value, dtype)
     if isinstance(value, Expr):
         return size_tensor(value, dtype)
@@ -68,7 +78,9 @@ def cast(value: Any, dtype: str) -> Any:
 
 def scalar(value: bool | int | float, dtype: str) -> Any:
     """A 0-d constant, converted as PyTorch converts a Python number to the dtype."""
-    tensor = torch.tensor(value).to(dtypes.to_torch(dtype))
+    # Through the widest dtype of its kind: a Python float is a double, not a float32.
+    wide = torch.float64 if isinstance(value, float) else None
+    tensor = torch.tensor(value, dtype=wide).to(dtypes.to_torch(dtype))
     if dtype == "bfloat16" or dtype.startswith("float8"):
         return op.astype(relax.const(float(tensor), "float32"), dtype)
     return relax.const(tensor.numpy(), dtype)
@@ -80,7 +92,5 @@ def size_tensor(value: Any, dtype: str) -> Any:
 
     def compute() -> Any:
         return te.compute((), lambda *_: tirx.Cast(dtype, value), name="size")
-
-    from fx2relax.compat import BlockBuilder
 
     return BlockBuilder.current().emit_te(compute)

@@ -1,0 +1,156 @@
+"""Largest and smallest elements, and where they are; NaN is larger and smaller than all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .common import (
+    cast,
+    converts,
+    dtype,
+    emit,
+    is_float,
+    ndim,
+    op,
+    relax,
+    reshape,
+    shape,
+    te,
+    te_call,
+    tirx,
+)
+from .reductions import axes, full, product, reduced_shape, wide
+
+aten = torch.ops.aten
+
+
+def _reduce(
+    x: Any, dims: Sequence[int], keepdim: bool, body: Callable[[list[Any], list[Any]], Any]
+) -> Any:
+    """A TE reduction: `body` gets the element's indices and the reduce axes."""
+    loops = {d: te.reduce_axis((0, x.shape[d]), name=f"k{d}") for d in dims}
+    sizes = [1 if d in loops else s for d, s in enumerate(x.shape) if keepdim or d not in loops]
+
+    def element(*indices: Any) -> Any:
+        left = iter(indices)
+        full_index = []
+        for d in range(len(x.shape)):
+            if d in loops:
+                full_index.append(loops[d])
+                if keepdim:
+                    next(left)
+            else:
+                full_index.append(next(left))
+        return body(full_index, list(loops.values()))
+
+    return te.compute(sizes, element, name="extreme")
+
+
+def _infinity(kind: str, sign: int) -> Any:
+    """What no element is beyond: an infinity, or the dtype's last integer."""
+    if "float" in kind:
+        infinity = tirx.infinity(kind)
+        return infinity if sign > 0 else -infinity
+    return tirx.max_value(kind) if sign > 0 else tirx.min_value(kind)
+
+
+def _beats(a: Any, b: Any, largest: bool, kind: str) -> Any:
+    """Whether `a` comes before `b`: strictly beyond it, or NaN."""
+    wins = a > b if largest else a < b
+    return tirx.any(wins, tirx.isnan(a)) if "float" in kind else wins
+
+
+def _te_extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
+    kind = str(x.dtype)
+    reducer = te.comm_reducer(
+        lambda a, b: tirx.Select(_beats(a, b, largest, kind), a, b),
+        lambda _: _infinity(kind, -1 if largest else 1),
+        name="largest" if largest else "smallest",
+    )
+    return _reduce(x, dims, keepdim, lambda index, loops: reducer(x(*index), axis=loops))
+
+
+def _te_extreme_with_index(x: Any, axis: int, keepdim: bool, largest: bool) -> Any:
+    """Value and index; the first of equals, the first NaN."""
+    kind = str(x.dtype)
+
+    def combine(a: Any, b: Any) -> Any:
+        (a_value, a_index), (b_value, b_index) = a, b
+        same = a_value.equal(b_value)
+        beats = _beats(a_value, b_value, largest, kind)
+        if "float" in kind:
+            both = tirx.all(tirx.isnan(a_value), tirx.isnan(b_value))
+            same, beats = tirx.any(same, both), tirx.all(beats, tirx.Not(both))
+        first = tirx.any(beats, tirx.all(same, a_index < b_index))
+        return tirx.Select(first, a_value, b_value), tirx.Select(first, a_index, b_index)
+
+    def identity(*_: Any) -> Any:
+        return _infinity(kind, -1 if largest else 1), tirx.max_value("int64")
+
+    reducer = te.comm_reducer(combine, identity, name="argextreme")
+    return _reduce(
+        x,
+        [axis],
+        keepdim,
+        lambda index, loops: reducer((x(*index), tirx.Cast("int64", index[axis])), axis=loops),
+    )
+
+
+def extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
+    """The largest or smallest element over axes."""
+    kind = dtype(x)
+    if not dims:
+        return x
+    if any(s == 0 for s in reduced_shape(x, dims, keepdim)):
+        return full(reduced_shape(x, dims, keepdim), 0, kind)
+    if kind == "bool":
+        return cast(extreme(cast(x, "uint8"), dims, keepdim, largest), "bool")
+    if not is_float(x):
+        return (op.max if largest else op.min)(x, list(dims), keepdims=keepdim)
+    return cast(te_call(_te_extreme, wide(x), list(dims), keepdim, largest), kind)
+
+
+def extreme_with_index(x: Any, dim: int, keepdim: bool, largest: bool) -> tuple[Any, Any]:
+    """The largest or smallest element over one axis, and the index of the first such."""
+    kind = dtype(x)
+    dims = axes(x, [dim])
+    if not dims:
+        return x, full([], 0, "int64")
+    sizes = reduced_shape(x, dims, keepdim)
+    if any(s == 0 for s in sizes):
+        return full(sizes, 0, kind), full(sizes, 0, "int64")
+    source = cast(x, "uint8") if kind == "bool" else wide(x)
+    both = emit(te_call(_te_extreme_with_index, source, dims[0], keepdim, largest))
+    return cast(relax.TupleGetItem(both, 0), kind), relax.TupleGetItem(both, 1)
+
+
+def _register(name: str, largest: bool) -> None:
+    @converts(getattr(aten, f"a{name}").default)
+    def over_axes(self: Any, dim: Any = (), keepdim: bool = False) -> Any:
+        """An empty list of axes means all; NaN wins."""
+        return extreme(self, axes(self, dim), keepdim, largest)
+
+    @converts(getattr(aten, name).default)
+    def of_all(self: Any) -> Any:
+        return extreme(self, axes(self, None), False, largest)
+
+    @converts(getattr(aten, name).dim)
+    def over_axis(self: Any, dim: int, keepdim: bool = False) -> Any:
+        """The first of equals, the first NaN."""
+        return extreme_with_index(self, dim, keepdim, largest)
+
+    @converts(getattr(aten, f"arg{name}").default)
+    def index(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        """Without an axis the index in the flattened tensor; NaN wins, the first of equals."""
+        if dim is not None:
+            return extreme_with_index(self, dim, keepdim, largest)[1]
+        flat = reshape(self, [product(shape(self))])
+        found = extreme_with_index(flat, 0, False, largest)[1]
+        return reshape(found, [1] * ndim(self)) if keepdim else found
+
+
+_register("max", largest=True)
+_register("min", largest=False)

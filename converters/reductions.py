@@ -1,0 +1,229 @@
+"""Sums, products, means, variances and norms over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fx2relax import dtypes
+
+from .common import (
+    cast,
+    converts,
+    dtype,
+    is_float,
+    ndim,
+    normalize_axis,
+    op,
+    product,
+    scalar,
+    shape,
+    shape_expr,
+    te,
+    te_call,
+    tirx,
+    topi,
+)
+
+aten = torch.ops.aten
+
+_HALF = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def wide(x: Any) -> Any:
+    """Half precision as float32, which eager accumulates in; all else unchanged."""
+    return cast(x, "float32") if dtype(x) in _HALF else x
+
+
+def axes(x: Any, dim: Any) -> list[int]:
+    """The axes of a reduction, none negative; None and an empty list mean all of them."""
+    rank = ndim(x)
+    if isinstance(dim, int):
+        dim = [dim]
+    if not dim:
+        return list(range(rank))
+    return [normalize_axis(d, rank) for d in dim] if rank else []
+
+
+def reduced_shape(x: Any, dims: Sequence[int], keepdim: bool) -> list[Any]:
+    """The sizes that are left."""
+    return [1 if i in dims else s for i, s in enumerate(shape(x)) if keepdim or i not in dims]
+
+
+def full(sizes: Sequence[Any], value: float, kind: str) -> Any:
+    """A tensor of one value."""
+    return op.full(shape_expr(sizes), scalar(value, kind), kind)
+
+
+def _te_scaled_sum(x: Any, dims: Sequence[int], keepdim: bool, correction: float) -> Any:
+    total = topi.sum(x, list(dims), keepdim)
+    n = tirx.Cast(str(x.dtype), product([x.shape[d] for d in dims]))
+    divisor = tirx.max(n - tirx.const(correction, str(x.dtype)), tirx.const(0, str(x.dtype)))
+    return te.compute(total.shape, lambda *i: total(*i) / divisor, name="scaled_sum")
+
+
+def scaled_sum(x: Any, dims: Sequence[int], keepdim: bool, correction: float) -> Any:
+    """``sum(x) / max(n - correction, 0)``; a divisor of zero gives NaN or infinity."""
+    if not dims:
+        total, n = x, 1
+    else:
+        n = product([shape(x)[d] for d in dims])
+        if not isinstance(n, int):  # the size is known to a kernel over `x` only
+            return te_call(_te_scaled_sum, x, list(dims), keepdim, correction)
+        total = op.sum(x, list(dims), keepdims=keepdim)
+    divisor = max(n - correction, 0)
+    if divisor == 0:  # TVM refuses a constant divisor of zero
+        return op.multiply(total, scalar(float("inf"), dtype(x)))
+    return op.divide(total, scalar(divisor, dtype(x)))
+
+
+# -- sum, product, mean ------------------------------------------------------------------------
+
+
+def _accumulate(
+    reduce: Callable[..., Any], identity: float, x: Any, dim: Any, keepdim: bool, kind: Any
+) -> Any:
+    if kind is not None:
+        result = dtypes.to_tvm(kind)
+    else:
+        result = dtype(x) if is_float(x) else "int64"
+    if result == "bool":
+        x = op.not_equal(x, scalar(0, dtype(x))) if dtype(x) != "bool" else x
+        return _logical(topi.any if identity == 0 else topi.all, x, axes(x, dim), keepdim)
+    x = wide(cast(x, result))
+    dims = axes(x, dim)
+    if ndim(x) == 0:
+        return cast(x, result)
+    if any(s == 0 for s in shape(x)):
+        return full(reduced_shape(x, dims, keepdim), identity, result)
+    return cast(reduce(x, dims, keepdim), result)
+
+
+@converts(aten.sum.dim_IntList)
+def sum_dim(self: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Sum; integers and booleans add up in int64, half precision in float32."""
+    return _accumulate(op.sum, 0, self, dim, keepdim, dtype)
+
+
+@converts(aten.sum.default)
+def sum_all(self: Any, *, dtype: Any = None) -> Any:
+    """Sum of all elements."""
+    return _accumulate(op.sum, 0, self, None, False, dtype)
+
+
+@converts(aten.prod.dim_int)
+def prod_dim(self: Any, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Product; integers and booleans multiply in int64, half precision in float32."""
+    return _accumulate(op.prod, 1, self, [dim], keepdim, dtype)
+
+
+@converts(aten.prod.default)
+def prod_all(self: Any, *, dtype: Any = None) -> Any:
+    """Product of all elements."""
+    return _accumulate(op.prod, 1, self, None, False, dtype)
+
+
+@converts(aten.mean.dim)
+def mean_dim(self: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Mean; the mean of nothing is NaN."""
+    return _accumulate(op.mean, float("nan"), self, dim, keepdim, dtype)
+
+
+@converts(aten.mean.default)
+def mean_all(self: Any, *, dtype: Any = None) -> Any:
+    """Mean of all elements."""
+    return mean_dim(self, None, dtype=dtype)
+
+
+# -- variance ----------------------------------------------------------------------------------
+
+
+def variance_and_mean(x: Any, dims: Sequence[int], correction: Any, keepdim: bool) -> Any:
+    """Variance by two passes, which large means do not spoil, and mean; in the dtype of `x`."""
+    kind = dtype(x)
+    correction = 1 if correction is None else correction
+    if any(s == 0 for s in shape(x)):
+        nothing = full(reduced_shape(x, dims, keepdim), float("nan"), kind)
+        return nothing, nothing
+    mean = op.mean(x, list(dims), keepdims=True) if ndim(x) else x
+    deviation = op.subtract(x, mean)
+    squares = op.multiply(deviation, deviation)
+    variance = scaled_sum(squares, dims, keepdim, correction)
+    if not keepdim and dims:
+        mean = op.squeeze(mean, list(dims))
+    return variance, mean
+
+
+def _moments(self: Any, dim: Any, correction: Any, keepdim: bool, root: bool) -> Any:
+    variance, mean = variance_and_mean(wide(self), axes(self, dim), correction, keepdim)
+    spread = op.sqrt(variance) if root else variance
+    return cast(spread, dtype(self)), cast(mean, dtype(self))
+
+
+def _register_moments(name: str, root: bool, both: bool) -> None:
+    packet = getattr(aten, name)
+
+    def give(result: tuple[Any, Any]) -> Any:
+        return result if both else result[0]
+
+    @converts(packet.correction)
+    def with_correction(
+        self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        """Divides by the count less `correction` (1), but by no less than zero."""
+        return give(_moments(self, dim, correction, keepdim, root))
+
+    @converts(packet.dim)
+    def with_dim(self: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+        return give(_moments(self, dim, int(unbiased), keepdim, root))
+
+    @converts(packet.default)
+    def of_all(self: Any, unbiased: bool = True) -> Any:
+        return give(_moments(self, None, int(unbiased), False, root))
+
+
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _register_moments(_name, root=_name.startswith("std"), both=_name.endswith("mean"))
+
+
+# -- truth -------------------------------------------------------------------------------------
+
+
+def _logical(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
+    if not dims:
+        return x
+    if any(s == 0 for s in shape(x)):
+        return full(reduced_shape(x, dims, keepdim), reduce is topi.all, "bool")
+    return te_call(reduce, x, list(dims), keepdim)
+
+
+def _truth(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
+    kind = dtype(x)
+    true = x if kind == "bool" else op.not_equal(x, scalar(0, kind))
+    result = _logical(reduce, true, dims, keepdim)
+    return cast(result, "uint8") if kind == "uint8" else result
+
+
+def _register_truth(name: str, reduce: Callable[..., Any]) -> None:
+    packet = getattr(aten, name)
+
+    @converts(packet.default)
+    def of_all(self: Any) -> Any:
+        """NaN is true; uint8 gives uint8."""
+        return _truth(reduce, self, axes(self, None), False)
+
+    @converts(packet.dim)
+    def with_dim(self: Any, dim: int, keepdim: bool = False) -> Any:
+        return _truth(reduce, self, axes(self, [dim]), keepdim)
+
+    @converts(packet.dims)
+    def with_dims(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        """An empty list of axes reduces none of them; None reduces all."""
+        empty = dim is not None and not len(dim)
+        return _truth(reduce, self, [] if empty else axes(self, dim), keepdim)
+
+
+_register_truth("any", topi.any)
+_register_truth("all", topi.all)
