@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch.fx
 
 REMEDY = (
-    "Write one with @fx2relax.converts(...) (CONTRIBUTING.md, \"Add an operator\"), "
-    "or allow calls into PyTorch (on_unsupported=\"torch\")."
+    'Write one with @fx2relax.converts(...) (CONTRIBUTING.md, "Add an operator"), '
+    'or allow calls into PyTorch (on_unsupported="torch").'
 )
 
 
@@ -38,7 +38,7 @@ class ArgumentError(Fx2RelaxError, ValueError):
     """An argument of a compiled graph with the wrong shape, dtype, device or kind."""
 
 
-class Unsupported(Fx2RelaxError):  # noqa: N818 - a signal between a converter and the importer
+class Unsupported(Fx2RelaxError):
     """Raised by a converter to decline one call; the next route is then tried.
 
     Args:
@@ -100,7 +100,7 @@ def target_name(target: object) -> str:
     if isinstance(target, str):
         return f"Tensor.{target}"
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"
+        return f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", repr(target))
     return f"{module}.{name}" if module else str(name)

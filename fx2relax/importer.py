@@ -19,17 +19,14 @@ from fx2relax.compat import (
     IRModule,
     ShapeType,
     TensorType,
-    TupleType,
     Var,
     dtype_of,
     is_prim_expr,
-    is_shape,
     is_tensor,
     is_tuple,
     op,
     relax,
     shape_values,
-    tirx,
 )
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -45,6 +42,7 @@ from fx2relax.params import InputSpec, in_relax_order, inverse
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter, lookup
 from fx2relax.shapes import SymbolTable
+from fx2relax.torch_calls import TorchCall, TorchCalls
 
 Node = torch.fx.Node
 
@@ -68,7 +66,7 @@ class Imported:
     params: list[InputSpec]
     num_input: int
     outputs: list[OutputSpec]
-    torch_calls: dict[str, routes.TorchCall]
+    torch_calls: dict[str, TorchCall]
     symbols: SymbolTable
     solved: list[Any] = field(default_factory=list)
     nodes: int = 0
@@ -97,8 +95,7 @@ class Importer:
         self.builder = BlockBuilder()
         self.env: dict[Node, Any] = {}
         self.declined: list[tuple[Node, str]] = []
-        self.torch_calls: dict[str, routes.TorchCall] = {}
-        self.order: list[Any] = []  # the outputs of ordered torch calls; see _torch_call
+        self.calls = TorchCalls(self)
         self.nodes = 0
         self.converted = 0
 
@@ -133,7 +130,7 @@ class Importer:
             params=params,
             num_input=num_input,
             outputs=outputs,
-            torch_calls=self.torch_calls,
+            torch_calls=self.calls.made,
             symbols=self.symbols,
             solved=solved,
             nodes=self.nodes,
@@ -252,9 +249,7 @@ class Importer:
         """Whether a size follows from the inputs; one that depends on data needs its node."""
         if isinstance(val, (bool, int)):
             return True
-        return all(
-            symbol in self.symbols.vars for symbol in val.node.expr.free_symbols
-        )
+        return all(symbol in self.symbols.vars for symbol in val.node.expr.free_symbols)
 
     def _getitem(self, node: Node) -> Any:
         source, index = node.args
@@ -286,7 +281,7 @@ class Importer:
                 self.converted += 1
                 return result
         self.declined.append((node, reason))
-        return self._torch_call(node)
+        return self.calls.emit(node)
 
     def _call(self, converter: Converter, node: Node) -> Any:
         args = [self._argument(a) for a in node.args]
@@ -328,7 +323,9 @@ class Importer:
             elif child.op == "output":
                 results = [self._argument(v) for v in pytree.tree_leaves(child.args[0])]
                 val = node.meta["val"]
-                return self._accept(node, tuple(results) if isinstance(val, (tuple, list)) else results[0])
+                return self._accept(
+                    node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
+                )
         raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
 
     # -- what a converter returned -----------------------------------------------------------
@@ -383,68 +380,6 @@ class Importer:
             f"the converter of {target_name(node.target)} gives {var.ty}, PyTorch gives shape "
             f"{tuple(shape)} of {dtype}, at {source_line(node) or node.format_node()}"
         )
-
-    # -- what runs in PyTorch ----------------------------------------------------------------
-
-    def _torch_call(self, node: Node) -> Any:
-        call = routes.TorchCall(node)
-        self.torch_calls[call.name] = call
-        operands: list[Any] = []
-        for value in routes.flat_arguments(node):
-            if not isinstance(value, Node):
-                continue
-            bound = self.env[value]
-            if call.takes(bound):
-                operands.append(call.operand(bound))
-        if call.ordered and self.order:
-            # Random draws and assertions keep their order: each takes the one before as operand.
-            operands.append(self.order[-1])
-            call.extra_operands = 1
-        result = self.builder.emit(
-            op.call_pure_packed(
-                call.name, *operands, ty_args=[self._torch_type(node.meta.get("val"))]
-            ),
-            node.name,
-        )
-        if call.ordered:
-            self.order.append(result)
-        return self._torch_result(node.meta.get("val"), result, node.name)
-
-    def _torch_type(self, val: Any) -> Any:
-        if isinstance(val, (tuple, list)):
-            return TupleType([self._torch_type(v) for v in val])
-        if isinstance(val, torch.Tensor) and routes.is_plain(val):
-            sizes = self.symbols.shape(val.shape) if self._bound(val) else None
-            dtype = dtypes.to_tvm(val.dtype)
-            return TensorType(sizes, dtype) if sizes is not None else TensorType(
-                dtype=dtype, ndim=val.dim()
-            )
-        if isinstance(val, torch.SymInt):
-            return ShapeType(ndim=1)
-        return AnyType()
-
-    def _bound(self, val: torch.Tensor) -> bool:
-        return all(
-            isinstance(s, int) or s.node.expr.free_symbols <= self.symbols.vars.keys()
-            for s in val.shape
-        )
-
-    def _torch_result(self, val: Any, result: Any, name: str) -> Any:
-        if isinstance(val, (tuple, list)):
-            return tuple(
-                self._torch_result(v, self.builder.emit(relax.TupleGetItem(result, i)), name)
-                for i, v in enumerate(val)
-            )
-        if isinstance(val, torch.SymInt):
-            size = self.symbols.size(val)
-            self.builder.match_cast(result, ShapeType([size]), name)
-            return size
-        if isinstance(val, torch.Tensor) and routes.is_plain(val) and not self._bound(val):
-            shape = self.symbols.shape(val.shape)
-            return self.builder.match_cast(
-                result, TensorType(shape, dtypes.to_tvm(val.dtype)), name
-            )
-        return result
 
 
 def _attribute(root: Any, path: str) -> Any:

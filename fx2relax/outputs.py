@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from fx2relax.compat import Expr, Var, is_prim_expr, op, relax, shape_expr
-from fx2relax.params import concrete, dense_permutation
+from fx2relax.compat import Expr, Var, is_prim_expr, op, shape_expr
+from fx2relax.params import concrete, dense_permutation, is_dense
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,13 @@ class OutputSpec:
 
     Attributes:
         kind: ``"result"`` (what the Relax function returns at `index`), ``"size"`` (the same, as
-            an int), ``"input"`` (the caller's own argument at `index`) or ``"value"`` (`value`).
+            an int), ``"view"`` (a view of the result at `index`), ``"input"`` (the caller's own
+            argument at `index`), ``"input_view"`` (a view of it) or ``"value"`` (`value`).
         permutation: the axes in memory order; the result is the compact view of the output.
         expanded: where the sizes of an output stand among the results, if some of its axes have
             stride 0; the result has size 1 there.
         strides: where the strides of an output that is not dense stand among the results.
-        val: the fake tensor that the graph was captured with.
+        view: where the sizes, strides and offset of a view stand among the results.
     """
 
     kind: str
@@ -33,90 +35,137 @@ class OutputSpec:
     permutation: tuple[int, ...] | None = None
     expanded: int | None = None
     strides: int | None = None
+    view: tuple[int, int, int] | None = None
 
 
 def arrange(
     importer: Any, output: torch.fx.Node, variables: dict[int, Any]
 ) -> tuple[list[Any], list[OutputSpec]]:
     """Emit what the Relax function returns, and say how the outputs are made from it."""
-    inputs = {
-        id(var): spec.position
-        for spec in importer.inputs
-        if (var := variables.get(id(spec))) is not None and spec.position >= 0
-    }
-    positions = {
-        node: spec.position
-        for node, spec in zip(
-            (n for n in output.graph.nodes if n.op == "placeholder"), importer.inputs, strict=False
+    return _Arranger(importer, output, variables).arrange()
+
+
+class _Arranger:
+    """Decides for each output whether it is a result, an input, or a view of one of them."""
+
+    def __init__(self, importer: Any, output: torch.fx.Node, variables: dict[int, Any]) -> None:
+        self.importer = importer
+        returned: Any = output.args[0]
+        self.items = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        self.results: list[Any] = []
+        nodes = list(output.graph.nodes)
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        self.positions = {
+            node: spec.position for node, spec in zip(placeholders, importer.inputs, strict=False)
+        }
+        self.inputs = {id(v) for v in variables.values()}
+        self.creators: dict[int, torch.fx.Node] = {}
+        for node in nodes:
+            storage = _storage(node)
+            if storage is not None and node in importer.env:
+                self.creators.setdefault(storage, node)
+        self.shared = Counter(
+            storage
+            for item in dict.fromkeys(self.items)
+            if isinstance(item, torch.fx.Node) and (storage := _storage(item)) is not None
         )
-    }
-    results: list[Any] = []
-    specs: list[OutputSpec] = []
-    flat: Sequence[Any] = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
-    for item in flat:
+        self.roots: dict[torch.fx.Node, OutputSpec] = {}
+
+    def arrange(self) -> tuple[list[Any], list[OutputSpec]]:
+        """The results and one spec per output."""
+        specs = [self._spec(item) for item in self.items]
+        self.results.extend(self.importer.calls.order[-1:])
+        return self.results, specs
+
+    def _spec(self, item: Any) -> OutputSpec:
         if not isinstance(item, torch.fx.Node):
-            specs.append(OutputSpec("value", value=item))
-            continue
-        if item in positions:
-            specs.append(OutputSpec("input", positions[item]))
-            continue
-        bound = importer.env[item]
-        if isinstance(bound, Expr) and id(bound) in inputs:
+            return OutputSpec("value", value=item)
+        if item in self.positions:
+            return OutputSpec("input", self.positions[item])
+        storage = _storage(item) if self.importer.output_strides else None
+        root = self.creators.get(storage) if storage is not None else None
+        if root is not None and root in self.positions:
+            return OutputSpec("input_view", self.positions[root], view=self._view(item, root))
+        if root is not None and self.shared[storage] > 1 and _fills_storage(root):
+            # Outputs that are views of one another in eager are so here.
+            if root not in self.roots:
+                self.roots[root] = self._result(root)
+            if item is root:
+                return self.roots[root]
+            return OutputSpec("view", self.roots[root].index, view=self._view(item, root))
+        return self._result(item)
+
+    def _view(self, item: torch.fx.Node, root: torch.fx.Node) -> tuple[int, int, int]:
+        val, base = item.meta["val"], root.meta["val"]
+        offset = val.storage_offset() - base.storage_offset()
+        return self._given(val.shape), self._given(val.stride()), self._given([offset])
+
+    def _given(self, values: Any) -> int:
+        """Let the Relax function return sizes; where they stand among the results."""
+        sizes = self.importer.symbols.shape(values)
+        self.results.append(self.importer.builder.emit(shape_expr(sizes)))
+        return len(self.results) - 1
+
+    def _result(self, node: torch.fx.Node) -> OutputSpec:
+        bound = self.importer.env[node]
+        index = len(self.results)
+        val = node.meta.get("val")
+        if not isinstance(bound, Expr):
+            return OutputSpec("value", value=bound)
+        if is_prim_expr(bound):
+            self._given([bound])
+            return OutputSpec("size", index)
+        if id(bound) in self.inputs:
             bound = _copy(bound)
-        specs.append(_result(importer, item, bound, results))
-    results.extend(importer.order[-1:])
-    return results, specs
+        self.results.append(bound)
+        spec = OutputSpec("result", index)
+        tensor = isinstance(val, torch.Tensor) and val.layout is torch.strided
+        if self.importer.output_strides and tensor:
+            spec = self._physical(bound, val)
+        if not isinstance(self.results[index], Var):
+            self.results[index] = self.importer.builder.emit(self.results[index])
+        return spec
+
+    def _physical(self, bound: Any, val: torch.Tensor) -> OutputSpec:
+        """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
+        index = len(self.results) - 1
+        shape, strides = concrete(val.shape), concrete(val.stride())
+        if any(size == 0 for size in shape):
+            return OutputSpec("result", index)
+        zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
+        if zero:
+            ones = [1] * len(zero)
+            bound = self.importer.builder.emit(op.strided_slice(bound, zero, [0] * len(zero), ones))
+            shape = [1 if a in zero else s for a, s in enumerate(shape)]
+        expanded = self._given(val.shape) if zero else None
+        permutation = dense_permutation(shape, strides)
+        if permutation is not None:
+            self.results[index] = op.permute_dims(bound, permutation)
+            return OutputSpec("result", index, permutation=permutation, expanded=expanded)
+        self.results[index] = bound
+        if is_dense(shape, strides):
+            return OutputSpec("result", index, expanded=expanded)
+        given = self._given(val.stride())
+        return OutputSpec("result", index, expanded=expanded, strides=given)
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    """What identifies the memory that a node's value would have in eager."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_complex():
+        return None
+    return int(StorageWeakRef(val.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
+
+
+def _fills_storage(node: torch.fx.Node) -> bool:
+    """Whether a node's value is its whole memory, so that every view of it can be had again."""
+    val = node.meta["val"]
+    shape, strides = concrete(val.shape), concrete(val.stride())
+    return concrete([val.storage_offset()]) == [0] and (
+        is_dense(shape, strides) or dense_permutation(shape, strides) is not None
+    )
 
 
 def _copy(var: Any) -> Any:
     """A fresh tensor: a Relax function that returns its parameter would alias the argument."""
     return op.reshape(var, op.shape_of(var))
-
-
-def _result(importer: Any, node: torch.fx.Node, bound: Any, results: list[Any]) -> OutputSpec:
-    index = len(results)
-    val = node.meta.get("val")
-    if not isinstance(bound, Expr):
-        return OutputSpec("value", value=bound)
-    if is_prim_expr(bound):
-        results.append(importer.builder.emit(relax.ShapeExpr([bound])))
-        return OutputSpec("size", index)
-    results.append(bound)
-    spec = OutputSpec("result", index)
-    if importer.output_strides and isinstance(val, torch.Tensor) and val.layout is torch.strided:
-        spec = _physical(importer, bound, val, results)
-    if not isinstance(results[index], Var):
-        results[index] = importer.builder.emit(results[index])
-    return spec
-
-
-def _physical(importer: Any, bound: Any, val: torch.Tensor, results: list[Any]) -> OutputSpec:
-    """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
-    index = len(results) - 1
-    shape, strides = concrete(val.shape), concrete(val.stride())
-    if any(size == 0 for size in shape):
-        return OutputSpec("result", index)
-
-    def given(values: Any) -> int:
-        results.append(importer.builder.emit(shape_expr(importer.symbols.shape(values))))
-        return len(results) - 1
-
-    zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
-    if zero:
-        ones = [1] * len(zero)
-        bound = importer.builder.emit(op.strided_slice(bound, zero, [0] * len(zero), ones))
-        shape = [1 if a in zero else s for a, s in enumerate(shape)]
-    expanded = given(val.shape) if zero else None
-    permutation = dense_permutation(shape, strides)
-    if permutation is not None:
-        results[index] = op.permute_dims(bound, permutation)
-        return OutputSpec("result", index, permutation=permutation, expanded=expanded)
-    results[index] = bound
-    step = 1
-    dense = True
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        dense = dense and (size == 1 or stride == step)
-        step *= size
-    if dense:
-        return OutputSpec("result", index, expanded=expanded)
-    return OutputSpec("result", index, expanded=expanded, strides=given(val.stride()))

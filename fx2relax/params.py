@@ -72,6 +72,16 @@ def dense_permutation(shape: Sequence[int], strides: Sequence[int]) -> tuple[int
     return None if kept == sorted(kept) else tuple(order)
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor is contiguous; the strides of axes of size 1 do not matter."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes another."""
     result = [0] * len(permutation)

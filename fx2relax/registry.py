@@ -32,6 +32,8 @@ class Converter:
             the call, as `torch._prims_common` names it; None leaves them as they are.
         promote_args: names of the parameters that promotion touches; None means every
             positional one.
+        exact_scalars: Python numbers keep their full precision in half-precision calls, as in
+            eager's mul and div; other operators round them to the common dtype first.
         source: the module that registered it.
     """
 
@@ -40,6 +42,7 @@ class Converter:
     promote: Promotion | None = None
     promote_args: tuple[str, ...] | None = None
     source: str = ""
+    exact_scalars: bool = False
 
     @property
     def kind(self) -> str:
@@ -62,7 +65,7 @@ def kind_of(target: Target) -> str:
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return "module"
     if isinstance(target, torch._ops.OpOverloadPacket):
-        names = ", ".join(f"{target}.{name}" for name in target.overloads())
+        names = ", ".join(f"{target}.{name}" for name in target.overloads())  # type: ignore[no-untyped-call]
         raise RegistrationError(f"{target} is a family of overloads; name one: {names}")
     if callable(target):
         return "function"
@@ -73,6 +76,7 @@ def converts(
     *targets: Target,
     promote: Promotion | None = None,
     promote_args: tuple[str, ...] | None = None,
+    exact_scalars: bool = False,
     override: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the converter of one or more targets.
@@ -84,6 +88,7 @@ def converts(
             not take it apart before the converter is called.
         promote: PyTorch's promotion for the positional arguments; see `Converter`.
         promote_args: restricts the promotion to these parameters.
+        exact_scalars: keep Python numbers at full precision; see `Converter`.
         override: replace the converter that the target has.
 
     The decorated function takes what the target takes: the overload's schema, the function's
@@ -106,7 +111,9 @@ def converts(
                     f"{_shipped[target].source}; pass override=True to replace it"
                 )
             source = getattr(function, "__module__", "")
-            _shipped[target] = Converter(target, function, promote, promote_args, source)
+            _shipped[target] = Converter(
+                target, function, promote, promote_args, source, exact_scalars
+            )
         return function
 
     return register

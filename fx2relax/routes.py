@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, kept
-from fx2relax.compat import Expr, is_prim_expr, relax
-from fx2relax.errors import source_line, target_name
 from fx2relax.registry import lookup
 
 Node = torch.fx.Node
-_ids = itertools.count()
 
 
 def is_plain(val: torch.Tensor) -> bool:
@@ -41,11 +37,11 @@ def plain_node(node: Node) -> bool:
 
 def flat_arguments(node: Node) -> list[Any]:
     """A node's arguments, positional then keyword, without nesting."""
-    leaves: list[Any] = pytree.tree_leaves((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
+    leaves: list[Any] = pytree.tree_leaves((list(node.args), dict(node.kwargs)), is_leaf=is_leaf)
     return leaves
 
 
-def _is_leaf(value: Any) -> bool:
+def is_leaf(value: Any) -> bool:
     return isinstance(value, (Node, slice)) or value is None
 
 
@@ -83,7 +79,7 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
     if rule is None:
         return None
     leaves = flat_arguments(node)
-    structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
+    structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=is_leaf)
     operands = [v.meta["val"] for v in leaves if isinstance(v, Node)]
 
     def call(*values: Any) -> Any:
@@ -101,76 +97,3 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
     if any(n.target is node.target for n in graph.graph.nodes):
         return None
     return graph
-
-
-_IMPURE = frozenset(
-    {
-        "aten::_assert_async",
-        "aten::_assert_scalar",
-        "aten::_assert_tensor_metadata",
-        "aten::sym_constrain_range",
-        "aten::sym_constrain_range_for_size",
-        "aten::_print",
-    }
-)
-
-
-def is_ordered(target: Any) -> bool:
-    """Whether calls of this operator must all happen, in order: random draws, assertions."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return True
-    return target._schema.is_mutable or target._schema.name in _IMPURE
-
-
-class TorchCall:
-    """One node that runs in PyTorch, as a packed function of the Relax program.
-
-    Attributes:
-        name: the packed function's name, unique in the process.
-        where: the user's source line.
-        ordered: whether it must run, and in order; see `is_ordered`.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self.target = node.target
-        self.op_name = target_name(node.target)
-        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{next(_ids)}"
-        self.where = source_line(node)
-        self.ordered = is_ordered(node.target)
-        self.extra_operands = 0
-        self.leaves = flat_arguments(node)
-        self.structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=_is_leaf)
-        self.val = node.meta.get("val")
-        self._bound: list[Any] = []
-        self._constants: dict[int, Any] = {}
-
-    def takes(self, bound: Any) -> bool:
-        """Whether a bound value is passed at run time; other values are remembered here."""
-        index = len(self._bound)
-        self._bound.append(bound)
-        if isinstance(bound, Expr):
-            return True
-        self._constants[index] = bound
-        return False
-
-    def operand(self, bound: Any) -> Any:
-        """A bound value as an argument of the packed function: a size travels as a shape."""
-        return relax.ShapeExpr([bound]) if is_prim_expr(bound) else bound
-
-    def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The operator's own arguments, from what the packed function was given."""
-        given = iter(operands)
-        values = [
-            self._constants[i] if i in self._constants else next(given)
-            for i in range(len(self._bound))
-        ]
-        nodes = iter(values)
-        filled = [next(nodes) if isinstance(v, Node) else v for v in self.leaves]
-        args, kwargs = pytree.tree_unflatten(filled, self.structure)
-        return args, kwargs
-
-
-def _plain_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._" else "_" for c in name)

@@ -26,13 +26,13 @@ def test_needs_no_import_of_the_package():
 
 def test_unknown_option_lists_the_known_ones():
     compiled = torch.compile(lambda x: x + 1, backend="relax", options={"libary": "none"})
-    with pytest.raises(Exception, match="unknown option 'libary'.*on_unsupported, library"):
+    with pytest.raises(Exception, match=r"unknown option 'libary'.*on_unsupported, library"):
         compiled(torch.ones(3))
 
 
 def test_unknown_value_lists_the_known_ones():
     compiled = torch.compile(lambda x: x + 1, backend="relax", options={"library": "mkl"})
-    with pytest.raises(Exception, match="library='mkl'.*'torch' or 'none'"):
+    with pytest.raises(Exception, match=r"library='mkl'.*'torch' or 'none'"):
         compiled(torch.ones(3))
 
 

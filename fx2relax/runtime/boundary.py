@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
-from fx2relax.compat import tvm_ffi
+from fx2relax.compat import TVMTensor, tvm_ffi
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec, inverse
 
@@ -67,15 +68,17 @@ def argument(spec: InputSpec, value: Any) -> Any:
     return Opaque(value)
 
 
+def result(value: Any) -> Any:
+    """What the Relax function returned, as PyTorch's: TVM's own tensors where it took none."""
+    return from_dlpack(value) if isinstance(value, TVMTensor) else value
+
+
 def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
     """One output of the graph, with the strides that eager gives it."""
     if spec.kind == "result":
         tensor = results[spec.index]
         if isinstance(tensor, Opaque):
             return tensor.value
-        if not isinstance(tensor, torch.Tensor):
-            # TVM gives its own tensors where it was given none of PyTorch's.
-            tensor = torch.from_dlpack(tensor)
         if spec.permutation is not None:
             tensor = tensor.permute(inverse(spec.permutation))
         if spec.strides is not None:
@@ -87,15 +90,16 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
         return int(results[spec.index][0])
     if spec.kind == "input":
         return arguments[spec.index]
+    if spec.view is not None:
+        size, stride, offset = (tuple(results[i]) for i in spec.view)
+        base = arguments[spec.index] if spec.kind == "input_view" else results[spec.index]
+        return base.as_strided(size, stride, base.storage_offset() + offset[0])
     return spec.value
 
 
 def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A copy with the strides of a view that eager would have returned."""
-    given = [
-        stride if stride else tensor.stride(axis)
-        for axis, stride in enumerate(strides)
-    ]
+    given = [stride if stride else tensor.stride(axis) for axis, stride in enumerate(strides)]
     result = torch.empty_strided(tensor.shape, given, dtype=tensor.dtype, device=tensor.device)
     return result.copy_(tensor)
 

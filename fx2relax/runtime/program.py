@@ -34,11 +34,7 @@ class Weights:
         seen = self._seen
         if len(seen) == len(values):
             for value, (tensor, version, address) in zip(values, seen, strict=True):
-                if (
-                    value is not tensor
-                    or version != _version(value)
-                    or address != value.data_ptr()
-                ):
+                if value is not tensor or version != _version(value) or address != value.data_ptr():
                     break
             else:
                 return self._ready
@@ -66,7 +62,8 @@ class Program:
     Calling it takes the graph's flat placeholders in order and returns its flat outputs.
 
     Raises:
-        ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the message names it.
+        ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the
+            message names it.
     """
 
     def __init__(
@@ -76,7 +73,8 @@ class Program:
         self.device = device or torch.device("cpu")
         torch_call.register(imported.torch_calls)
         weakref.finalize(self, torch_call.unregister, list(imported.torch_calls))
-        machine = relax.VirtualMachine(executable, tvm.device(self.device.type, self.device.index or 0))
+        where = tvm.device(self.device.type, self.device.index or 0)
+        machine = relax.VirtualMachine(executable, where)
         self._machine = machine
         self._main = machine[imported.name]
         transform = f"{imported.name}_transform_params"
@@ -89,7 +87,7 @@ class Program:
         self._solver = Solver(imported.solved, imported.params) if imported.solved else None
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        frozen = [
+        frozen: list[Any] = [
             self._constants[i] if position < 0 else arguments[position]
             for i, position in enumerate(self._frozen)
         ]
@@ -97,10 +95,11 @@ class Program:
             values = [boundary.argument(s, arguments[s.position]) for s in self._inputs]
             if self._solver is not None:
                 values.append(self._solver.solve(arguments))
-            results = self._main(*values, *self._weights.get(frozen))
+            returned = self._main(*values, *self._weights.get(frozen))
         except Exception as error:
             self._explain(arguments, error)
             raise
+        results = [boundary.result(r) for r in returned]
         return [boundary.output(s, results, arguments) for s in self.imported.outputs]
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:

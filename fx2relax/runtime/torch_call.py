@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
-from fx2relax.routes import TorchCall
+from fx2relax.torch_calls import TorchCall
 from fx2relax.runtime.boundary import Opaque, ready
 
 
 def packed(call: TorchCall) -> Callable[..., Any]:
     """The function that the Relax program calls: TVM tensors in, torch tensors out."""
-    target = call.target
+    target: Any = call.target
 
     def run(*operands: Any) -> Any:
         given = operands[: len(operands) - call.extra_operands]
@@ -29,7 +30,7 @@ def packed(call: TorchCall) -> Callable[..., Any]:
 
 def _to_torch(value: Any) -> Any:
     if isinstance(value, TVMTensor):
-        return torch.from_dlpack(value)
+        return from_dlpack(value)
     if isinstance(value, tvm_ffi.Shape):
         return int(value[0])
     return value.value if isinstance(value, Opaque) else value

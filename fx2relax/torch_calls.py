@@ -1,0 +1,176 @@
+"""Nodes that run in PyTorch, as calls of packed functions in the Relax program."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from fx2relax import dtypes
+from fx2relax.compat import (
+    AnyType,
+    Expr,
+    ShapeType,
+    TensorType,
+    TupleType,
+    is_prim_expr,
+    op,
+    relax,
+)
+from fx2relax.errors import source_line, target_name
+from fx2relax.routes import flat_arguments, is_leaf, is_plain
+
+Node = torch.fx.Node
+_ids = itertools.count()
+
+_IMPURE = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::sym_constrain_range",
+        "aten::sym_constrain_range_for_size",
+        "aten::_print",
+    }
+)
+
+
+def is_ordered(target: Any) -> bool:
+    """Whether calls of this operator must all happen, in order: random draws, assertions."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    return target._schema.is_mutable or target._schema.name in _IMPURE
+
+
+class TorchCall:
+    """One node that runs in PyTorch, as a packed function of the Relax program.
+
+    Attributes:
+        name: the packed function's name, unique in the process.
+        where: the user's source line.
+        ordered: whether it must run, and in order; see `is_ordered`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.target = node.target
+        self.op_name = target_name(node.target)
+        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{next(_ids)}"
+        self.where = source_line(node)
+        self.ordered = is_ordered(node.target)
+        self.extra_operands = 0
+        self.leaves = flat_arguments(node)
+        self.structure = pytree.tree_structure(
+            (list(node.args), dict(node.kwargs)), is_leaf=is_leaf
+        )
+        self.val = node.meta.get("val")
+        self._bound: list[Any] = []
+        self._constants: dict[int, Any] = {}
+
+    def takes(self, bound: Any) -> bool:
+        """Whether a bound value is passed at run time; other values are remembered here."""
+        index = len(self._bound)
+        self._bound.append(bound)
+        if isinstance(bound, Expr):
+            return True
+        self._constants[index] = bound
+        return False
+
+    def operand(self, bound: Any) -> Any:
+        """A bound value as an argument of the packed function: a size travels as a shape."""
+        return relax.ShapeExpr([bound]) if is_prim_expr(bound) else bound
+
+    def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The operator's own arguments, from what the packed function was given."""
+        given = iter(operands)
+        values = [
+            self._constants[i] if i in self._constants else next(given)
+            for i in range(len(self._bound))
+        ]
+        nodes = iter(values)
+        filled = [next(nodes) if isinstance(v, Node) else v for v in self.leaves]
+        args, kwargs = pytree.tree_unflatten(filled, self.structure)
+        return args, kwargs
+
+
+def _plain_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in name)
+
+
+class TorchCalls:
+    """The torch calls of one graph.
+
+    Attributes:
+        made: the calls by the name of their packed function.
+        order: the results of the calls that must run, and in order.
+    """
+
+    def __init__(self, importer: Any) -> None:
+        self.importer = importer
+        self.made: dict[str, TorchCall] = {}
+        self.order: list[Any] = []
+
+    def emit(self, node: Node) -> Any:
+        """Emit the call of one node; its value for the environment."""
+        call = TorchCall(node)
+        self.made[call.name] = call
+        operands: list[Any] = []
+        for value in flat_arguments(node):
+            if not isinstance(value, Node):
+                continue
+            bound = self.importer.env[value]
+            if call.takes(bound):
+                operands.append(call.operand(bound))
+        if call.ordered and self.order:
+            # Random draws and assertions keep their order: each takes the one before as operand.
+            operands.append(self.order[-1])
+            call.extra_operands = 1
+        result = self.importer.builder.emit(
+            op.call_pure_packed(call.name, *operands, ty_args=[self._type(node.meta.get("val"))]),
+            node.name,
+        )
+        if call.ordered:
+            self.order.append(result)
+        return self._result(node.meta.get("val"), result, node.name)
+
+    def _type(self, val: Any) -> Any:
+        if isinstance(val, (tuple, list)):
+            return TupleType([self._type(v) for v in val])
+        if isinstance(val, torch.Tensor) and is_plain(val):
+            sizes = self.importer.symbols.shape(val.shape) if self._bound(val) else None
+            dtype = dtypes.to_tvm(val.dtype)
+            return (
+                TensorType(sizes, dtype)
+                if sizes is not None
+                else TensorType(dtype=dtype, ndim=val.dim())
+            )
+        if isinstance(val, torch.SymInt):
+            return ShapeType(ndim=1)
+        return AnyType()
+
+    def _bound(self, val: torch.Tensor) -> bool:
+        return all(
+            isinstance(s, int) or s.node.expr.free_symbols <= self.importer.symbols.vars.keys()
+            for s in val.shape
+        )
+
+    def _result(self, val: Any, result: Any, name: str) -> Any:
+        if isinstance(val, (tuple, list)):
+            return tuple(
+                self._result(v, self.importer.builder.emit(relax.TupleGetItem(result, i)), name)
+                for i, v in enumerate(val)
+            )
+        if isinstance(val, torch.SymInt):
+            size = self.importer.symbols.size(val)
+            self.importer.builder.match_cast(result, ShapeType([size]), name)
+            return size
+        if isinstance(val, torch.Tensor) and is_plain(val) and not self._bound(val):
+            shape = self.importer.symbols.shape(val.shape)
+            return self.importer.builder.match_cast(
+                result, TensorType(shape, dtypes.to_tvm(val.dtype)), name
+            )
+        return result
