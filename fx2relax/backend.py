@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -265,7 +265,7 @@ class Importer:
             call = kept.kept(node.args[0])
             args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])
             self.converted += 1
-            return self._accept(node, call.converter.function(*args, **kwargs))
+            return self._accept(node, tuple(call.flatten(call.converter.function(*args, **kwargs))))
         converter = lookup(target)
         if converter is not None and routes.plain_node(node):
             try:
