@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import (
 
 from fx2relax.errors import target_name
 from fx2relax.kept_probe import Findings, probe, storage_of
-from fx2relax.module_view import ModuleView
+from fx2relax.module_view import ModuleView, functional_call
 from fx2relax.registry import Converter
 
 _numbers = itertools.count(1)
@@ -146,7 +146,7 @@ class KeptCall:
         with self._autocast():
             if self.module is not None:
                 state = dict(zip(self.weights, operands, strict=False))
-                return torch.func.functional_call(self.module, state, args, kwargs)
+                return functional_call(self.module, state, args, kwargs)
             if isinstance(self.callee.target, str):
                 return getattr(args[0], self.callee.target)(*args[1:], **kwargs)
             return self.callee.target(*args, **kwargs)

@@ -25,6 +25,7 @@ from torch._guards import detect_fake_mode
 from fx2relax.errors import source_line, target_name
 from fx2relax.kept_call import Callee, call_site, weight_names
 from fx2relax.kept_probe import fake_copies, outside_tracing
+from fx2relax.module_view import functional_call
 from fx2relax.registry import Converter
 from fx2relax.same_values import Values, trace
 
@@ -221,7 +222,7 @@ def _solve(
             def call(*flat: Any, args: Any = args, kwargs: Any = kwargs) -> list[Any]:
                 state = {name: flat[at[node]] for name, node in weights.items()}
                 real = fx.map_arg((args, kwargs), lambda n: flat[at[n]])
-                out = torch.func.functional_call(module, state, tuple(real[0]), dict(real[1]))
+                out = functional_call(module, state, real[0], real[1])
                 return list(pytree.tree_leaves(out))
 
             try:

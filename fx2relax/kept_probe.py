@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import disable_functional_mode
@@ -121,6 +122,7 @@ def outside_tracing(mode: FakeTensorMode) -> Any:
         stack.enter_context(disable_functional_mode())
         stack.enter_context(disable_proxy_modes_tracing())
         stack.enter_context(torch.no_grad())
+        stack.enter_context(enable_python_dispatcher())  # symbolic sizes need its kernels
         if mode.shape_env is not None:
             stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
         yield

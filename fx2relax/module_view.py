@@ -1,11 +1,36 @@
-"""A module whose weights are Relax values, for its converter to read."""
+"""A module with other weights than its own: to call, or for its converter to read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+
+def functional_call(
+    module: torch.nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """`torch.func.functional_call`, which leaves recurrent modules as they were.
+
+    They keep a second list of their weights, and Dynamo guards on what is in it.
+    """
+    lists = ("_flat_weights", "_flat_weight_refs")
+    saved = [
+        (m, name, m.__dict__[name])
+        for m in module.modules()
+        if isinstance(m, torch.nn.RNNBase)
+        for name in lists
+        if name in m.__dict__
+    ]
+    try:
+        return torch.func.functional_call(module, dict(weights), tuple(args), dict(kwargs))
+    finally:
+        for owner, name, value in saved:
+            owner.__dict__[name] = value
 
 
 class ModuleView:
