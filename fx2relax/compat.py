@@ -12,6 +12,8 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.ir import is_prim_expr
 from tvm.relax import BlockBuilder, ShapeType, TensorType, TupleType
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 from tvm.sym import Analyzer
 
 op = relax.op
@@ -26,8 +28,10 @@ __all__ = [
     "AnyType",
     "BlockBuilder",
     "Expr",
+    "IRBuilder",
     "IRModule",
     "ShapeType",
+    "T",
     "TVMTensor",
     "TensorType",
     "TupleType",
@@ -42,8 +46,8 @@ __all__ = [
     "op",
     "register_global_func",
     "relax",
-    "shape_expr",
     "remove_global_func",
+    "shape_expr",
     "shape_values",
     "te",
     "tirx",
