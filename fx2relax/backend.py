@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, kept, pipeline, registry, report
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, target_name
-from fx2relax.importer import Imported, import_graph
+from fx2relax.imported import Imported
+from fx2relax.importer import import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
 from fx2relax.params import InputSpec, concrete, dense_permutation

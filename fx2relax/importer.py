@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from fx2relax.compat import (
     AnyType,
     BlockBuilder,
     Expr,
-    IRModule,
     ShapeType,
     TensorType,
     Var,
@@ -37,40 +35,15 @@ from fx2relax.errors import (
     source_line,
     target_name,
 )
-from fx2relax.outputs import OutputSpec, arrange
+from fx2relax.imported import Imported
+from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order, inverse
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter, lookup
 from fx2relax.shapes import SymbolTable
-from fx2relax.torch_calls import TorchCall, TorchCalls
+from fx2relax.torch_calls import TorchCalls
 
 Node = torch.fx.Node
-
-
-@dataclass
-class Imported:
-    """A Relax module and what the runtime has to know to call it.
-
-    Attributes:
-        mod: the module; its function `name` takes `params` in order.
-        params: the Relax function's parameters; the first `num_input` are the caller's.
-        outputs: how the graph's flat outputs are made from what the function returns.
-        torch_calls: the nodes that run in PyTorch, by the name of their packed function.
-        symbols: PyTorch's symbols and the TIR variables that stand for them.
-        solved: symbols that no parameter shows by itself, passed as one more shape parameter.
-        nodes: how many operator nodes the graph has.
-    """
-
-    mod: IRModule
-    name: str
-    params: list[InputSpec]
-    num_input: int
-    outputs: list[OutputSpec]
-    torch_calls: dict[str, TorchCall]
-    symbols: SymbolTable
-    solved: list[Any] = field(default_factory=list)
-    nodes: int = 0
-    converted: int = 0
 
 
 class Importer:

@@ -10,7 +10,7 @@ import torch
 
 from fx2relax.compat import from_torch, relax, tvm
 from fx2relax.errors import ArgumentError
-from fx2relax.importer import Imported
+from fx2relax.imported import Imported
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.sizes import Solver
