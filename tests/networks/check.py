@@ -95,8 +95,8 @@ class Judge:
             self.check(compiled(self.model)(*self.args, **self.kwargs))
         stats = fx2relax.stats()
         assert stats["graphs"] == 1
-        assert stats["nodes_compiled"] == stats["nodes_total"] > 0
         assert stats["nodes_fallback"] == 0, stats["fallback_ops"]
+        assert stats["nodes_compiled"] == stats["nodes_total"] > 0
 
     def check_imported(self, graph_module: torch.fx.GraphModule) -> None:
         """Through `from_fx`, with the weights as parameters, built and run without PyTorch."""

@@ -1,0 +1,46 @@
+"""The Python code of README.md runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_python_blocks_run(tmp_path):
+    """In one process of their own: they register converters, and build on each other."""
+    assert len(blocks()) >= 3
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks()), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_the_two_commands_and_the_length():
+    text = README.read_text(encoding="utf-8")
+    assert "    pip install -c constraints.txt -e '.[demo]' && fx2relax demo\n" in text
+    assert "    pip install -c constraints.txt -e '.[test]' && pytest\n" in text
+    assert len(text.splitlines()) < 150
+
+
+def test_every_option_is_listed():
+    from dataclasses import fields
+
+    from fx2relax.options import Options
+
+    listed = set(re.findall(r"^\| `(\w+)` \|", README.read_text(encoding="utf-8"), re.M))
+    # `mode` is torch.compile's own argument.
+    assert listed == {field.name for field in fields(Options)} - {"mode"}
