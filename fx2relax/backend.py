@@ -28,6 +28,9 @@ from fx2relax.runtime.program import Program
 
 log = logging.getLogger("fx2relax")
 
+# Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
+torch._dynamo.config.allow_rnn = True
+
 
 def relax(
     graph_module: torch.fx.GraphModule,

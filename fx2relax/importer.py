@@ -58,6 +58,7 @@ class Importer:
         name: str = "main",
         on_unsupported: str = "torch",
         output_strides: bool = False,
+        single: bool = False,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = list(inputs)
@@ -65,6 +66,7 @@ class Importer:
         self.name = name
         self.on_unsupported = on_unsupported
         self.output_strides = output_strides
+        self.single = single
         self.builder = BlockBuilder()
         self.env: dict[Node, Any] = {}
         self.declined: list[tuple[Node, str]] = []
@@ -93,7 +95,8 @@ class Importer:
                         self._visit(node)
                 output_node = next(n for n in reversed(nodes) if n.op == "output")
                 results, outputs = arrange(self, output_node, variables)
-                result = self.builder.emit_output(relax.Tuple(results))
+                whole = results[0] if self.single else relax.Tuple(results)
+                result = self.builder.emit_output(whole)
             self.builder.emit_func_output(result)
         if self.declined and self.on_unsupported == "raise":
             raise UnsupportedOpError(missing_ops(self.declined))
