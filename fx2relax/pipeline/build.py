@@ -15,6 +15,7 @@ from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
 from .codegen import NAME
+from .library import use_library
 from .target import as_target
 
 
@@ -38,6 +39,8 @@ def lower(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
         raise ValueError(f"library must be 'torch' or 'none', not {library!r}")
     target = as_target(target)
     with target:
+        if library == "torch":
+            mod = use_library(mod)
         return schedule_kernels(fuse(legalize(mod)), target)
 
 

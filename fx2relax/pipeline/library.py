@@ -1,0 +1,312 @@
+"""Products, convolutions and attention as calls of PyTorch's own kernels.
+
+A product takes its surroundings along: a transpose of either operand, a bias added to it, and for
+half precision the cast of the float32 sum. `runtime.library` holds what is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ..runtime import library as _callbacks
+
+PREFIX = _callbacks.PREFIX
+_HALF = ("float16", "bfloat16")
+_DTYPES = ("float32", "float64", *_HALF)
+_CONVOLUTIONS = {
+    f"relax.nn.conv{n}d{kind}": (n, bool(kind)) for n in (1, 2, 3) for kind in ("", "_transpose")
+}
+_SPACE = {1: "W", 2: "HW", 3: "DHW"}
+# Their kernels take a bias along for nothing, so a bias before one of them stays outside.
+_POINTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add subtract multiply divide power maximum minimum where astype exp log sqrt rsqrt tanh "
+        "sigmoid erf negative abs clip nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu square"
+    ).split()
+)
+
+
+def use_library(mod: Any) -> Any:
+    """Replace what the library does well; the rest of the module stays as it is."""
+    mod = mod.clone()
+    for name, func in list(mod.functions_items()):
+        if isinstance(func, relax.Function):
+            uses = _Uses(func)
+            if uses.candidates:
+                mod[name] = _Calls(mod, uses).visit_expr(func)
+    return relax.transform.DeadCodeElimination()(mod) if len(mod.functions) else mod
+
+
+@dataclass
+class _Product:
+    """A call of the library that is being put together."""
+
+    name: str
+    operands: list[Any]
+    bias_axis: int  # counted from the end
+    settings: list[Any] = field(default_factory=list)
+    bias: Any = None
+
+
+class _Uses:
+    """Where each variable of a function comes from and who reads it."""
+
+    def __init__(self, func: Any) -> None:
+        self.values: dict[Any, Any] = {}
+        self.readers: dict[Any, list[Any]] = {}
+        self.candidates = False
+
+        def visit(node: Any) -> None:
+            if isinstance(node, relax.VarBinding):
+                self.values[node.var] = node.value
+
+        relax.analysis.post_order_visit(func, visit)
+        for block in _blocks(func):
+            for binding in block.bindings:
+                value = binding.value
+                if isinstance(binding, relax.VarBinding):
+                    self.values[binding.var] = value
+                    self.candidates = self.candidates or _name(value) in _ROOTS
+                for var in relax.analysis.free_vars(value):
+                    self.readers.setdefault(var, []).append(value)
+        for var in relax.analysis.free_vars(_result(func)):
+            self.readers.setdefault(var, []).append(None)
+
+    def only_reader(self, var: Any) -> Any:
+        """The one expression that reads a variable, once; None if there are more or fewer."""
+        readers = self.readers.get(var, [])
+        if len(readers) != 1 or readers[0] is None:
+            return None
+        value = readers[0]
+        if isinstance(value, tvm.ir.Call) and sum(_same(a, var) for a in value.args) == 1:
+            return value
+        return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, relax.Var) and bool(a.same_as(b))
+
+
+def _blocks(func: Any) -> list[Any]:
+    body = func.body
+    return list(body.blocks) if isinstance(body, relax.SeqExpr) else []
+
+
+def _result(func: Any) -> Any:
+    body = func.body
+    return body.body if isinstance(body, relax.SeqExpr) else body
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value.op, "name", "")) if isinstance(value, tvm.ir.Call) else ""
+
+
+def _sizes(x: Any) -> list[Any] | None:
+    shape = getattr(x.ty, "shape", None)
+    return None if shape is None or not isinstance(shape, relax.ShapeExpr) else list(shape.values)
+
+
+def _dtype(x: Any) -> str:
+    return str(x.ty.dtype)
+
+
+@mutator
+class _Calls(PyExprMutator):  # type: ignore[misc]
+    """Rewrites the calls of one function."""
+
+    def __init__(self, mod: Any, uses: _Uses) -> None:
+        super().__init__(mod)
+        self.uses = uses
+
+    def visit_call_(self, call: Any) -> Any:
+        """A library call where there is one, the call itself otherwise."""
+        product = self.describe(call)
+        if product is None:
+            return self.visit_expr_post_order(call)
+        operands = [self.visit_expr(x) for x in product.operands]
+        if product.bias is not None:
+            operands.append(self.visit_expr(product.bias))
+        arguments = [*operands, *product.settings]
+        return relax.call_dps_packed(
+            PREFIX + product.name, relax.Tuple(arguments), out_ty=relax.TensorType(_sizes(call), _dtype(call))
+        )
+
+    def describe(self, value: Any) -> _Product | None:
+        """The library call that computes this expression."""
+        name = _name(value)
+        if name in _ROOTS:
+            return _ROOTS[name](value, self.uses)
+        if name == "relax.add":
+            return self._with_bias(value)
+        if name == "relax.astype" and _dtype(value) in _HALF:
+            inner = self._inside(value.args[0], whole=True)
+            if inner is not None and all(_dtype(x) == _dtype(value) for x in inner.operands):
+                return inner
+        return None
+
+    def _inside(self, var: Any, whole: bool) -> _Product | None:
+        """The library call behind a variable that only one expression reads."""
+        value = self.uses.values.get(var) if isinstance(var, relax.Var) else None
+        if value is None or self.uses.only_reader(var) is None:
+            return None
+        name = _name(value)
+        if name in _ROOTS:
+            return _ROOTS[name](value, self.uses)
+        return self._with_bias(value, whole) if name == "relax.add" else None
+
+    def _with_bias(self, value: Any, whole: bool = False) -> _Product | None:
+        if not whole and not self._ends_here(value):
+            return None
+        for product_var, bias in (value.args, reversed(list(value.args))):
+            inner = self._inside(product_var, whole=False)
+            if inner is None or inner.bias is not None or not inner.bias_axis:
+                continue
+            vector = self._bias(bias, value, inner)
+            if vector is not None:
+                inner.bias = vector
+                return inner
+        return None
+
+    def _ends_here(self, value: Any) -> bool:
+        """Whether the sum is read by something that could not have added the bias for nothing."""
+        var = next((v for v, x in self.uses.values.items() if x.same_as(value)), None)
+        readers = self.uses.readers.get(var, [])
+        return not any(_name(r) in _POINTWISE for r in readers if r is not None)
+
+    def _bias(self, bias: Any, value: Any, product: _Product) -> Any:
+        """The vector behind a bias that only varies along the product's bias axis."""
+        wanted, sizes = _sizes(value), _sizes(bias)
+        if not isinstance(bias, relax.Var) or wanted is None or sizes is None or not wanted:
+            return None
+        length = wanted[len(wanted) - product.bias_axis]
+        source = bias
+        while (inner := self.uses.values.get(source)) is not None and _name(inner) in (
+            "relax.reshape",
+            "relax.expand_dims",
+            "relax.astype",
+        ):
+            source = inner.args[0]
+            if not isinstance(source, relax.Var):
+                return None
+        around = _ones(sizes, product.bias_axis)
+        flat = _sizes(source)
+        if not around or flat is None or len(flat) != 1 or not _equal(flat[0], length):
+            return None
+        if len(sizes) > len(wanted) or _dtype(source) != _dtype(product.operands[0]):
+            return None
+        return source
+
+
+def _ones(sizes: list[Any], axis: int) -> bool:
+    place = len(sizes) - axis
+    return place >= 0 and all(_equal(s, 1) for n, s in enumerate(sizes) if n != place)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(tvm.sym.Analyzer().can_prove_equal(a, b))
+
+
+def _operands_fit(call: Any, count: int) -> bool:
+    types = {_dtype(x) for x in call.args[:count]}
+    wanted = _dtype(call)
+    if len(types) != 1 or not types <= set(_DTYPES) or _sizes(call) is None:
+        return False
+    return wanted in types or (wanted == "float32" and types <= set(_HALF))
+
+
+def _matmul(call: Any, uses: _Uses) -> _Product | None:
+    if not _operands_fit(call, 2):
+        return None
+    operands, flags = [], ""
+    for x in call.args:
+        source = _untransposed(x, uses)
+        flags += "n" if source is None else "t"
+        operands.append(x if source is None else source)
+    matrix = len(_sizes(call.args[1]) or ()) > 1
+    return _Product(f"matmul_{flags}", operands, bias_axis=1 if matrix else 0)
+
+
+def _untransposed(x: Any, uses: _Uses) -> Any:
+    """What `x` is the transpose of, in its last two axes alone."""
+    value = uses.values.get(x) if isinstance(x, relax.Var) else None
+    if value is None or _name(value) != "relax.permute_dims" or _sizes(x) is None:
+        return None
+    rank = len(_sizes(x) or ())
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    axes = value.attrs.axes
+    given = swapped if axes is None and rank == 2 else [int(a) % rank for a in axes or ()]
+    return value.args[0] if rank >= 2 and given == swapped else None
+
+
+def _convolution(call: Any, uses: _Uses) -> _Product | None:
+    axes, transposed = _CONVOLUTIONS[_name(call)]
+    attrs = call.attrs
+    space = _SPACE[axes]
+    layouts = (f"NC{space}", f"IO{space}" if transposed else f"OI{space}")
+    given = (str(attrs.data_layout), str(attrs.kernel_layout))
+    padding = [int(p) for p in attrs.padding]
+    if not _operands_fit(call, 2) or given != layouts or str(attrs.out_layout) != layouts[0]:
+        return None
+    if padding[:axes] != padding[axes:]:
+        return None
+    extra = [int(v) for v in attrs.output_padding] if transposed else [0] * axes
+    values = [
+        *(int(v) for v in attrs.strides),
+        *padding[:axes],
+        *(int(v) for v in attrs.dilation),
+        *extra,
+        int(attrs.groups),
+        int(transposed),
+    ]
+    return _Product(
+        f"conv{axes}d", list(call.args[:2]), bias_axis=axes + 1, settings=[relax.ShapeExpr(values)]
+    )
+
+
+def _attention(call: Any, uses: _Uses) -> _Product | None:
+    attrs = call.attrs
+    if not _operands_fit(call, 3) or _dtype(call) != _dtype(call.args[0]):
+        return None
+    if attrs.window_size is not None:
+        return None
+    causal = {"None": 0, "TopLeft": 1, "BottomRight": 2}.get(str(attrs.causal_mask))
+    if causal is None:
+        return None
+    head = (_sizes(call.args[0]) or [None])[-1]
+    if attrs.scale is not None:
+        scale = float(attrs.scale.value)
+    elif isinstance(head, tvm.tirx.IntImm):
+        scale = float(int(head.value) ** -0.5)
+    else:
+        return None
+    operands, order = [], 0
+    for n, x in enumerate(call.args[:3]):
+        source = _heads_first(x, uses)
+        order |= 0 if source is None else 1 << n
+        operands.append(x if source is None else source)
+    operands += list(call.args[3:4])
+    settings = [relax.ShapeExpr([causal, order]), relax.prim_value(tvm.tirx.FloatImm("float64", scale))]
+    return _Product("attention", operands, bias_axis=0, settings=settings)
+
+
+def _heads_first(x: Any, uses: _Uses) -> Any:
+    """What `x` swaps the two middle axes of."""
+    value = uses.values.get(x) if isinstance(x, relax.Var) else None
+    if value is None or _name(value) != "relax.permute_dims" or value.attrs.axes is None:
+        return None
+    return value.args[0] if [int(a) for a in value.attrs.axes] == [0, 2, 1, 3] else None
+
+
+_ROOTS: dict[str, Callable[[Any, _Uses], _Product | None]] = {
+    "relax.matmul": _matmul,
+    "relax.nn.attention": _attention,
+    "relax.nn.attention_bias": _attention,
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+}

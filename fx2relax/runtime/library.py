@@ -1,0 +1,130 @@
+"""PyTorch's kernels as packed functions that write into a given output.
+
+They are called from compiled programs in destination-passing style: operands, an optional bias,
+settings, then the output. Operands and output are dense CPU tensors of float32, float64, float16 or
+bfloat16; an operand of another dtype than the output is cast to it first. Importing this module
+registers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import tvm
+from torch.utils.dlpack import from_dlpack
+
+PREFIX = "fx2relax.library."
+Tensor = torch.Tensor
+# None of the tensors requires a gradient, so that neither no_grad nor inference_mode, which cost
+# more than a small product, is needed around the calls.
+
+
+def _view(x: Any) -> Tensor:
+    # A capsule: the protocol's own way through torch.from_dlpack takes three times as long.
+    return from_dlpack(x.__dlpack__())
+
+
+def _matmul(left: bool, right: bool) -> Callable[..., None]:
+    """``a @ b``, or ``a @ b + bias`` with a vector for the last axis; each may come transposed."""
+
+    def matmul(*arguments: Any) -> None:
+        a, b, *rest, out = [_view(x) for x in arguments]
+        if a.dtype != out.dtype:
+            a, b = a.to(out.dtype), b.to(out.dtype)
+        if left:
+            a = a.mT
+        if right:
+            b = b.mT
+        rank, other = a.dim(), b.dim()
+        if other == 2 and rank >= 2 and not left:
+            flat = out.view(-1, out.shape[-1]) if rank > 2 else out
+            rows = a.reshape(-1, a.shape[-1]) if rank > 2 else a
+            if rest:
+                torch.addmm(rest[0].to(out.dtype), rows, b, out=flat)
+            else:
+                torch.mm(rows, b, out=flat)
+            return
+        if rank == 3 and other == 3 and a.shape[0] == b.shape[0]:
+            torch.bmm(a, b, out=out)
+        else:
+            torch.matmul(a, b, out=out)
+        if rest:
+            out.add_(rest[0])
+
+    return matmul
+
+
+def _convolution(*arguments: Any) -> None:
+    """Settings: strides, padding, dilation and output padding per axis, groups, transposed."""
+    *operands, settings, output = arguments
+    x, weight, *rest = [_view(v) for v in operands]
+    out = _view(output)
+    bias = rest[0] if rest else None
+    if x.dtype != out.dtype:
+        x, weight = x.to(out.dtype), weight.to(out.dtype)
+        bias = None if bias is None else bias.to(out.dtype)
+    values = [int(v) for v in settings]
+    n = x.dim() - 2
+    out.copy_(
+        torch.convolution(
+            x,
+            weight,
+            bias,
+            values[:n],
+            values[n : 2 * n],
+            values[2 * n : 3 * n],
+            bool(values[-1]),
+            values[3 * n : 4 * n],
+            values[-2],
+        )
+    )
+
+
+def _attention(*arguments: Any) -> None:
+    """Queries, keys and values as (batch, sequence, heads, size), or heads first where a bit says so.
+
+    Settings: the causal mask (0 none, 1 from the top left, 2 from the bottom right) and the bits.
+    """
+    *operands, settings, scale, output = arguments
+    causal, order = (int(v) for v in settings)
+    q, k, v, *rest = [_view(x) for x in operands]
+    out = _view(output)
+    q, k, v = (
+        x if order >> n & 1 else x.transpose(1, 2) for n, x in enumerate((q, k, v))
+    )
+    mask = rest[0].to(q.dtype) if rest else None
+    rows, columns = q.shape[2], k.shape[2]
+    is_causal = causal == 1 and mask is None
+    if causal and not is_causal:
+        shift = columns - rows if causal == 2 else 0
+        future = torch.ones(rows, columns, dtype=torch.bool).triu_(shift + 1)
+        base = torch.zeros(rows, columns, dtype=q.dtype) if mask is None else mask
+        mask = base.masked_fill(future, float("-inf"))
+    result = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=float(scale),
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+    out.copy_(result.transpose(1, 2))
+
+
+def _register() -> None:
+    functions: dict[str, Callable[..., None]] = {
+        f"matmul_{'nt'[left]}{'nt'[right]}": _matmul(left, right)
+        for left in (False, True)
+        for right in (False, True)
+    }
+    functions |= {f"conv{n}d": _convolution for n in (1, 2, 3)}
+    functions["attention"] = _attention
+    for name, function in functions.items():
+        tvm.register_global_func(PREFIX + name, function, override=True)
+
+
+_register()
