@@ -89,9 +89,7 @@ def test_imports_go_down():
 def test_an_upward_import_is_found(tmp_path):
     bad = tmp_path / "registry.py"
     bad.write_text("from fx2relax.importer import import_graph\n")
-    assert violations([("fx2relax.registry", bad)]) == [
-        "fx2relax.registry -> fx2relax.importer"
-    ]
+    assert violations([("fx2relax.registry", bad)]) == ["fx2relax.registry -> fx2relax.importer"]
 
 
 def test_a_sibling_import_is_found(tmp_path):
