@@ -21,7 +21,6 @@ returns a view of an argument returns a copy.
 
 from __future__ import annotations
 
-import copy
 import operator
 import re
 import types
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx2relax.graph_tidy import copy_graph
 from fx2relax.kept_call import (
     Callee,
     KeptCall,
@@ -155,12 +155,7 @@ def keep_whole(
     chosen = {canonical(t): c for t, c in converters.items() if c.kind != "overload"}
     if not chosen:
         return gm
-    graph = copy.deepcopy(gm.graph)
-    graph.owning_module = gm
-    for node, original in zip(graph.nodes, gm.graph.nodes, strict=True):
-        for name, value in vars(original).items():  # Dynamo's notes, which AOTAutograd reads
-            if name.startswith("_dynamo"):
-                setattr(node, name, value)
+    graph = copy_graph(gm.graph)
     written = written_after(graph)
     changed = keep_inlined_modules(gm, graph, chosen, resolve_module, written)
     for node in list(graph.nodes):
