@@ -168,4 +168,4 @@ def _fills_storage(node: torch.fx.Node) -> bool:
 
 def _copy(var: Any) -> Any:
     """A fresh tensor: a Relax function that returns its parameter would alias the argument."""
-    return op.reshape(var, op.shape_of(var))
+    return op.reshape(var, var.ty.shape if var.ty.shape is not None else op.shape_of(var))

@@ -37,6 +37,8 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.numel() == 0:  # TVM compares even the strides of an empty tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.data_ptr() % ALIGNMENT:
