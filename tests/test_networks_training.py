@@ -102,7 +102,9 @@ def test_ten_steps(name):
     fn = compiled(ours)
     got = [step(fn, ours, args, kwargs).item() for _ in range(10)]
     eager = [step(model, model, args, kwargs).item() for _ in range(10)]
-    assert eager[-1] < eager[0] - 1e-3, "the steps must move the loss for the comparison to mean much"
+    assert eager[-1] < eager[0] - 1e-3, (
+        "the steps must move the loss for the comparison to mean much"
+    )
     assert got == pytest.approx(eager, rel=0, abs=1e-4)
     for (key, g), e in zip(ours.named_buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4, msg=lambda m, k=key: f"{k}: {m}")
