@@ -124,8 +124,13 @@ class _Compiler:
             on_unsupported=self.options.on_unsupported,
             output_strides=True,
         )
-        executable = pipeline.build(imported.mod, library=self.options.library)
-        _count(imported, time.perf_counter() - start)
+        lowered = pipeline.lower(
+            imported.mod,
+            library=self.options.library,
+            lift_weights=imported.num_input < len(imported.params),
+        )
+        executable = pipeline.assemble(lowered)
+        _count(imported, pipeline.census(lowered), time.perf_counter() - start)
         return Program(imported, executable, device)
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
@@ -172,13 +177,14 @@ def _device(graph: torch.fx.GraphModule) -> torch.device:
     return device
 
 
-def _count(imported: Imported, seconds: float) -> None:
+def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
     fallback = Counter(call.op_name for call in imported.torch_calls.values())
     report.counters.add_graph(
         nodes=imported.nodes,
         fallback=fallback,
         seconds=seconds,
         relax_calls=imported.converted,
+        **census,
     )
 
 

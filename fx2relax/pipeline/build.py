@@ -15,11 +15,14 @@ from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
 from .codegen import NAME
-from .library import use_library
+from .library import PREFIX, use_library
+from .lift import lift
 from .target import as_target
 
 
-def lower(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
+def lower(
+    mod: Any, *, target: Any = None, library: str = "torch", lift_weights: bool = False
+) -> Any:
     """Legalise, choose library calls, fuse and schedule a Relax module.
 
     Args:
@@ -28,6 +31,8 @@ def lower(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
         target: a TVM target, its dict or its name; this machine when left out.
         library: "torch" sends products, convolutions and attention to PyTorch's kernels;
             "none" generates them.
+        lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
+            a function then takes what its transform returns in place of its weights.
 
     Returns:
         the module before its lowering to virtual-machine instructions.
@@ -41,6 +46,8 @@ def lower(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
     with target:
         if library == "torch":
             mod = use_library(mod)
+        if lift_weights:
+            mod = lift(mod)
         return schedule_kernels(fuse(legalize(mod)), target)
 
 
@@ -51,8 +58,12 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
         a `relax.VMExecutable`. Each call of its functions gives fresh output tensors and leaves
         its inputs as they were.
     """
+    return assemble(lower(mod, target=target, library=library), target=target)
+
+
+def assemble(lowered: Any, *, target: Any = None) -> Any:
+    """Compile what `lower` returned, for the same target."""
     target = as_target(target)
-    lowered = lower(mod, target=target, library=library)
     with target:
         return relax.build(
             lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME
@@ -76,3 +87,19 @@ def _to_virtual_machine() -> Any:
             passes.AttachGlobalSymbol(),
         ]
     )
+
+
+def census(lowered: Any) -> dict[str, int]:
+    """How many generated kernels a lowered module holds, and how many library calls it makes."""
+    kernels = sum(isinstance(f, tvm.tirx.PrimFunc) for _, f in lowered.functions_items())
+    calls = 0
+
+    def visit(expr: Any) -> None:
+        nonlocal calls
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == "relax.call_dps_packed":
+            calls += str(expr.args[0].global_symbol).startswith(PREFIX)
+
+    for _, function in lowered.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return {"tir_kernels": kernels, "library_calls": calls}

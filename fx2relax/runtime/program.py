@@ -8,52 +8,12 @@ from typing import Any
 
 import torch
 
-from fx2relax.compat import from_torch, relax, tvm
+from fx2relax.compat import relax, tvm
 from fx2relax.errors import ArgumentError
 from fx2relax.imported import Imported
-from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.sizes import Solver
-
-
-class Weights:
-    """The frozen weights as TVM takes them, remembered until one of them changes.
-
-    A weight has changed when it is another tensor, lies elsewhere or has another
-    `Tensor._version`; inference tensors have no version, and count as changed at every call.
-    """
-
-    def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
-        self._specs = list(specs)
-        self._transform = transform
-        self._seen: list[tuple[Any, int, int]] = []
-        self._ready: list[Any] = []
-
-    def get(self, values: Sequence[torch.Tensor]) -> list[Any]:
-        """What stands right of `num_input` in the call."""
-        seen = self._seen
-        if len(seen) == len(values):
-            for value, (tensor, version, address) in zip(values, seen, strict=True):
-                if value is not tensor or version != _version(value) or address != value.data_ptr():
-                    break
-            else:
-                return self._ready
-        return self._renew(values)
-
-    def _renew(self, values: Sequence[torch.Tensor]) -> list[Any]:
-        tensors = [
-            from_torch(boundary.argument(s, v)) for s, v in zip(self._specs, values, strict=True)
-        ]
-        if self._transform is not None:
-            tensors = list(self._transform(tuple(tensors)))
-        self._seen = [(v, _version(v), v.data_ptr()) for v in values]
-        self._ready = tensors
-        return tensors
-
-
-def _version(tensor: torch.Tensor) -> int:
-    # NaN is unequal to itself, so an inference tensor is never taken for unchanged.
-    return tensor._version if not tensor.is_inference() else float("nan")  # type: ignore[return-value]
+from fx2relax.runtime.weights import Weights
 
 
 class Program:

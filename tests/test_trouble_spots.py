@@ -1,0 +1,145 @@
+"""Where importers go wrong without a word: each case through both doors, against eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import fx2relax
+from fx2relax.compat import relax, tvm
+from fx2relax.pipeline import build
+from fx2relax.testing import assert_matches_eager, close
+
+NAN = float("nan")
+FLOATS = torch.tensor([[1.5, NAN, -2.0, 0.0], [float("inf"), -0.0, 3.25, -float("inf")]])
+INTS = torch.tensor([[7, -7, 5, -5], [2, 1, -9, 8]])
+
+
+class Pool(nn.Module):
+    def forward(self, x):
+        return F.max_pool2d(x, 2, stride=1, return_indices=True)
+
+
+class Assign(nn.Module):
+    def forward(self, x):
+        y = x.clone()
+        y[1:, 0] = 3.0
+        y.add_(1)
+        return y
+
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, scale=0.125)
+
+
+QKV = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+IMAGE = torch.randn(2, 3, 6, 6)
+
+CASES = {
+    "index": (lambda x: x[0], [FLOATS]),
+    "last index": (lambda x: x[-1, 1:], [FLOATS]),
+    "narrow": (lambda x: x.narrow(1, 1, 2), [FLOATS]),
+    "integer division": (lambda x, y: x / y, [INTS, INTS.flip(1)]),
+    "floor division": (lambda x, y: x // y, [INTS, INTS.flip(1)]),
+    "truncated division": (
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        [INTS, INTS.flip(1)],
+    ),
+    "remainder": (lambda x, y: x % y, [INTS, INTS.flip(1)]),
+    "integer times float": (lambda x: x * 0.5, [INTS]),
+    "integer plus float": (lambda x: x + 0.75, [INTS]),
+    "add with alpha": (lambda x, y: torch.add(x, y, alpha=2), [INTS, INTS]),
+    "subtract with alpha": (lambda x, y: torch.sub(x, y, alpha=0.5), [FLOATS, FLOATS]),
+    "hardtanh": (nn.Hardtanh(-0.5, 2.5), [FLOATS]),
+    "elu": (nn.ELU(alpha=0.3), [FLOATS]),
+    "gelu tanh": (nn.GELU(approximate="tanh"), [torch.randn(4, 5)]),
+    "gelu": (nn.GELU(), [torch.randn(4, 5)]),
+    "leaky relu": (nn.LeakyReLU(0.2), [FLOATS]),
+    "softplus": (nn.Softplus(beta=2, threshold=1), [torch.randn(4, 5)]),
+    "attention with scale": (attention, QKV),
+    "std": (lambda x: (x.std(), x.std(dim=1), x.var(dim=0, correction=0)), [torch.randn(4, 5)]),
+    "writes in place": (Assign(), [FLOATS]),
+    "max pool with indices": (Pool(), [IMAGE]),
+    "nan through relu": (torch.relu, [FLOATS]),
+    "nan through maximum": (
+        lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)),
+        [FLOATS, -FLOATS],
+    ),
+    "nan through clamp": (lambda x: (x.clamp(0, 1), x.clamp_max(0.5), x.clamp(min=0)), [FLOATS]),
+    "nan through reductions": (lambda x: (x.max(), x.amin(1), x.argmax(1)), [FLOATS]),
+    "batch norm in eval": (nn.Sequential(nn.BatchNorm2d(3)).eval(), [IMAGE]),
+    "half sum": (lambda x: x.sum(), [torch.ones(4096, dtype=torch.float16)]),
+    "half mean": (lambda x: x.mean(1), [torch.randn(4, 3000, dtype=torch.bfloat16)]),
+    "integer sum": (lambda x: x.sum(), [INTS.to(torch.int32)]),
+    "zero-size": (lambda x: (x.sum(1), torch.cat([x, x], 1) * 2), [torch.empty(3, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name):
+    fn, inputs = CASES[name]
+    assert_matches_eager(fn, *inputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_imported(name):
+    fn, inputs = CASES[name]
+    graph = fx.symbolic_trace(fn)
+    mod, params = relax.frontend.detach_params(fx2relax.from_fx(graph, inputs))
+    machine = relax.VirtualMachine(build(mod, library="none"), tvm.cpu())
+    result = machine["main"](*[i.clone() for i in inputs], *params.get("main", []))
+    expected = fn(*inputs)
+    many = isinstance(expected, (tuple, list))
+    for ours, eager in zip(result if many else [result], expected if many else [expected]):
+        assert ours.dtype == eager.dtype
+        assert ours.shape == eager.shape
+        close(ours, eager)
+
+
+def test_mutated_input():
+    def fn(x):
+        x[0] = 1.0
+        return x.mul_(2).sum()
+
+    assert_matches_eager(fn, torch.randn(3, 4))
+
+
+def test_imported_mutation_is_returned():
+    def fn(x):
+        x.mul_(2)
+        return x + 1
+
+    x = torch.randn(3, 4)
+    mod = fx2relax.from_fx(fx.symbolic_trace(fn), [x])
+    result = relax.VirtualMachine(build(mod), tvm.cpu())["main"](x)
+    close(result[0], x * 2 + 1)
+    close(result[1], x * 2)
+
+
+def test_dropout_in_training_draws_what_eager_draws():
+    model = nn.Dropout(0.4).train()
+    assert_matches_eager(model, torch.randn(50, 20), grad=True, seed=3, torch_calls=True)
+
+
+def test_random_numbers_are_not_baked_in():
+    torch._dynamo.reset()
+    fn = torch.compile(lambda x: x + torch.randn(6), backend="relax", fullgraph=True)
+    x = torch.zeros(6)
+    torch.manual_seed(1)
+    first, second = fn(x), fn(x)
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    close(torch.randn(6), first)
+    close(torch.randn(6), second)
+
+
+def test_an_unused_draw_still_advances_the_generator():
+    def fn(x):
+        torch.rand(3)
+        return x + torch.rand(3)
+
+    assert_matches_eager(fn, torch.zeros(3), seed=5, torch_calls=True)
+
+
+def test_misaligned_input():
+    assert_matches_eager(lambda x: x * 2 + 1, torch.randn(1025)[1:])

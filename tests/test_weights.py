@@ -1,0 +1,145 @@
+"""Weights: lifted once, seen when they change, shared with PyTorch."""
+
+import pytest
+import torch
+from torch import nn
+
+import fx2relax
+from fx2relax.compat import op, relax
+from fx2relax.pipeline import lower
+
+
+class Normed(nn.Module):
+    """A product with a weight that is an expression of two parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.direction = nn.Parameter(torch.randn(6, 4))
+        self.size = nn.Parameter(torch.rand(6, 1) + 0.5)
+
+    def forward(self, x):
+        weight = self.size * self.direction / (1 + self.direction.abs())
+        return x @ weight.t()
+
+
+def _functions(model, x, **options):
+    """The names and call counts of what `lower` makes of a model with its weights lifted."""
+    mod = fx2relax.from_fx(torch.fx.symbolic_trace(model), [x])
+    lowered = lower(mod, lift_weights=True, **options)
+    return {gv.name_hint: f for gv, f in lowered.functions_items()}
+
+
+def test_work_on_weights_alone_is_lifted():
+    functions = _functions(Normed(), torch.randn(3, 4))
+    assert "main_transform_params" in functions
+    main = functions["main"]
+    shapes = [tuple(int(s) for s in p.ty.shape) for p in main.params[1:]]
+    assert shapes == [(6, 4)], "the product's weight and nothing else"
+
+
+def test_nothing_to_lift_keeps_the_signature():
+    functions = _functions(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
+    assert "main_transform_params" not in functions
+    assert [p.name for p in functions["main"].params[1:]] == ["0.weight", "0.bias"]
+
+
+def test_broadcasts_stay_where_they_are():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([100, 4], "float32"))
+    row = relax.Var("row", relax.TensorType([1, 4], "float32"))
+    with builder.function("main", [x, row], attrs={"num_input": 1}):
+        with builder.dataflow():
+            wide = builder.emit(op.broadcast_to(op.negative(row), relax.ShapeExpr([100, 4])))
+            out = builder.emit_output(op.multiply(wide, x))
+        builder.emit_func_output(out)
+    lowered = lower(builder.get(), lift_weights=True)
+    main = {gv.name_hint: f for gv, f in lowered.functions_items()}["main"]
+    assert [tuple(int(s) for s in p.ty.shape) for p in main.params] == [(100, 4), (1, 4)]
+
+
+def _compiled(model):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="relax", fullgraph=True)
+
+
+def _optimiser_step(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def _load(model):
+    torch.manual_seed(9)
+    model.load_state_dict(Normed().state_dict())
+
+
+def _merge(model):
+    model.direction.data += torch.randn(6, 1) @ torch.randn(1, 4)
+
+
+def _replace(model):
+    model.direction.data = torch.randn(6, 4)
+
+
+def _copy(model):
+    with torch.no_grad():
+        model.size.mul_(3)
+
+
+@pytest.mark.parametrize("change", [_optimiser_step, _load, _merge, _replace, _copy])
+def test_a_change_is_seen_by_the_next_call(change):
+    model, x = Normed(), torch.randn(3, 4)
+    compiled = _compiled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    graphs = fx2relax.stats()["graphs"]
+    change(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert fx2relax.stats()["graphs"] == graphs, "no recompilation"
+
+
+def test_a_parameter_that_is_replaced_is_seen():
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    compiled = _compiled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        model.weight = nn.Parameter(torch.randn(3, 4))
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_inference_tensors_are_read_at_every_call():
+    with torch.inference_mode():
+        model, x = Normed(), torch.randn(3, 4)
+        compiled = _compiled(model)
+        torch.testing.assert_close(compiled(x), model(x))
+        model.size.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_lifted_once_for_many_calls(monkeypatch):
+    from fx2relax.runtime import weights
+
+    made = []
+    renew = weights.Weights._renew
+    monkeypatch.setattr(
+        weights.Weights, "_renew", lambda self, given: made.append(1) or renew(self, given)
+    )
+    model, x = Normed(), torch.randn(3, 4)
+    compiled = _compiled(model)
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(x)
+    assert len(made) == 1
+
+
+def test_tied_weights():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    x = torch.randn(3, 4)
+    compiled = _compiled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        model[0].weight.mul_(2)
+        torch.testing.assert_close(compiled(x), model(x))
+    torch.testing.assert_close(compiled(x), model(x))
