@@ -231,6 +231,16 @@ class _Named(fx.Interpreter):
                 made._rename(n.name)
         return result
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.view.default:
+            return _view(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "view":
+            return _view(*args, **kwargs)
+        return super().call_method(target, args, kwargs)
+
     def _refuse_specialised(self, node: fx.Node) -> None:
         fault = self.inputs.specialised()
         if fault:
@@ -335,6 +345,17 @@ class _Runner(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         # The graphs of torch.export take their arguments in a structure of their own.
         return _Named(self.gm, self.inputs).run(*args)
+
+
+def _view(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.Tensor.view`, where a decomposition may have given other strides than eager's."""
+    try:
+        return tensor.view(*args, **kwargs)
+    except (ValueError, RuntimeError):
+        shape = args or (kwargs.get("size"),)
+        if shape[0] is None or isinstance(shape[0], torch.dtype):
+            raise
+        return tensor.reshape(*shape)
 
 
 def _node_of(value: Any, tracer: Any) -> fx.Node | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 _aten = torch.ops.aten
 # In a functional graph these are their argument.
@@ -65,6 +66,8 @@ def tidy(
         if node.op == "call_function" and node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif _settled(node):
+            graph.erase_node(node)
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     output.args = (tuple(output.args[0]),)
     graph.eliminate_dead_code(lambda node: not _removable(node))
@@ -80,6 +83,17 @@ def tidy(
     graph.lint()
     gm.recompile()
     return kept, constants
+
+
+def _settled(node: fx.Node) -> bool:
+    """Whether this is an assertion that tracing has checked, or that the guards repeat."""
+    if node.target is _aten._assert_tensor_metadata.default:
+        return True
+    if node.target is not _aten._assert_scalar.default:
+        return False
+    condition = node.args[0]
+    value = condition.meta.get("val") if isinstance(condition, fx.Node) else condition
+    return not free_unbacked_symbols(value)
 
 
 def _removable(node: fx.Node) -> bool:
