@@ -63,13 +63,17 @@ def _beats(a: Any, b: Any, largest: bool, kind: str) -> Any:
     return tirx.any(wins, tirx.isnan(a)) if "float" in kind else wins
 
 
-def _te_extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
-    kind = str(x.dtype)
-    reducer = te.comm_reducer(
+def te_reducer(kind: str, largest: bool = True) -> Any:
+    """The largest or smallest of a dtype as a TE reduction; NaN wins."""
+    return te.comm_reducer(
         lambda a, b: tirx.Select(_beats(a, b, largest, kind), a, b),
         lambda _: _infinity(kind, -1 if largest else 1),
         name="largest" if largest else "smallest",
     )
+
+
+def _te_extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
+    reducer = te_reducer(str(x.dtype), largest)
     return _reduce(x, dims, keepdim, lambda index, loops: reducer(x(*index), axis=loops))
 
 

@@ -26,7 +26,7 @@ from .common import (
     te_call,
     tirx,
 )
-from .reductions import full
+from .reductions import full, wide
 
 aten = torch.ops.aten
 
@@ -46,10 +46,9 @@ def _te_scan(
 ) -> Any:
     """One pass along an axis, the rows in parallel.
 
-    Args:
-        carried: the dtype and first value of each variable that is carried along.
-        step: gives their next values from the present ones, the element and its index.
-        kinds: the dtypes of the outputs, the first variables' values after each step.
+    `carried` holds the dtype and first value of each variable that is carried along; `step` gives
+    their next values from the present ones, the element and its index; `kinds` are the dtypes of
+    the outputs, which are the first variables' values after each step.
     """
     before, after = product(x.shape[:axis]), product(x.shape[axis + 1 :])
     length = x.shape[axis]
@@ -134,7 +133,7 @@ def _extreme(self: Any, dim: int, largest: bool) -> Any:
     kind = dtype(self)
     if _nothing_to_scan(self):
         return self, full(shape(self), 0, "int64")
-    x = cast(self, "float32" if kind in ("float16", "bfloat16") else "uint8" if kind == "bool" else kind)
+    x = cast(self, "uint8") if kind == "bool" else wide(self)
     source = dtype(x)
 
     def step(state: list[Any], value: Any, k: Any) -> list[Any]:
@@ -174,7 +173,10 @@ def logcumsumexp(self: Any, dim: int) -> Any:
 
     def step(state: list[Any], value: Any, _: Any) -> list[Any]:
         total, value = state[0], tirx.Cast("float64", value)
-        high, low = tirx.Select(value > total, value, total), tirx.Select(value > total, total, value)
+        high, low = (
+            tirx.Select(value > total, value, total),
+            tirx.Select(value > total, total, value),
+        )
         both = high + tirx.log1p(tirx.exp(low - high))
         # Equal infinities have no difference.
         infinite = tirx.all(high == low, tirx.isinf(high))
