@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fx2relax.compat import Expr, Var, is_prim_expr, op, shape_expr
+from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, topi
 from fx2relax.params import concrete, dense_permutation, is_dense
 
 
@@ -168,4 +168,4 @@ def _fills_storage(node: torch.fx.Node) -> bool:
 
 def _copy(var: Any) -> Any:
     """A fresh tensor: a Relax function that returns its parameter would alias the argument."""
-    return op.reshape(var, var.ty.shape if var.ty.shape is not None else op.shape_of(var))
+    return BlockBuilder.current().emit_te(topi.identity, var)

@@ -5,13 +5,15 @@ TVM's kernels take compact tensors at 64-byte-aligned addresses and do not check
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from fx2relax.compat import TVMTensor, tvm_ffi
+from fx2relax import dtypes
+from fx2relax.compat import TVMTensor, empty, tvm_ffi
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec, inverse
 
@@ -27,18 +29,21 @@ class Opaque:
         self.value = value
 
 
-def ready(tensor: torch.Tensor) -> torch.Tensor:
+def ready(tensor: torch.Tensor) -> Any:
     """The same values, dense and aligned: the tensor itself wherever it already is.
 
     Args:
         tensor: any strided CPU or CUDA tensor; it is not written to.
     """
+    if tensor.numel() == 0:
+        # PyTorch's strides of an empty tensor are not those that TVM takes for compact.
+        return empty(tensor.shape, dtypes.to_tvm(tensor.dtype), tensor.device)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.numel() == 0:  # TVM compares even the strides of an empty tensor
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if tensor.numel() == 0:
+        return _empty(tensor)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.data_ptr() % ALIGNMENT:
@@ -46,6 +51,13 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.data_ptr() % ALIGNMENT:
             tensor = _aligned_copy(tensor)
     return tensor
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    # TVM compares even the strides of an empty tensor; its own count a size of 0 as 0.
+    strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim())]
+    fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return fresh.as_strided(tensor.shape, strides)
 
 
 def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
