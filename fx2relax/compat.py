@@ -37,6 +37,7 @@ __all__ = [
     "TupleType",
     "Var",
     "const_int",
+    "const_number",
     "dtype_of",
     "from_torch",
     "is_prim_expr",
@@ -101,6 +102,15 @@ def const_int(value: Any) -> Any:
 def shape_expr(sizes: Any) -> Any:
     """Sizes, ints or prim expressions, as a Relax shape."""
     return relax.ShapeExpr([tirx.const(s, "int64") if isinstance(s, int) else s for s in sizes])
+
+
+def const_number(expr: Any) -> bool | int | float | None:
+    """The number that a 0-d Relax constant holds (`data` before TVM 0.27); None for all else."""
+    value = getattr(expr, "value", None)
+    if not isinstance(expr, tvm.ir.GenericConst) or not isinstance(value, TVMTensor):
+        return None
+    number: bool | int | float | None = None if value.shape else value.numpy().item()
+    return number
 
 
 def register_global_func(name: str, function: Any) -> None:

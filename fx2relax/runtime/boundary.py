@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from fx2relax import dtypes
-from fx2relax.compat import TVMTensor, empty, tvm_ffi
+from fx2relax.compat import TVMTensor, tvm_ffi
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec, inverse
 
@@ -29,15 +28,12 @@ class Opaque:
         self.value = value
 
 
-def ready(tensor: torch.Tensor) -> Any:
+def ready(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, dense and aligned: the tensor itself wherever it already is.
 
     Args:
         tensor: any strided CPU or CUDA tensor; it is not written to.
     """
-    if tensor.numel() == 0:
-        # PyTorch's strides of an empty tensor are not those that TVM takes for compact.
-        return empty(tensor.shape, dtypes.to_tvm(tensor.dtype), tensor.device)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 import tvm
 from torch.utils.dlpack import from_dlpack
 
@@ -92,9 +92,7 @@ def _attention(*arguments: Any) -> None:
     causal, order = (int(v) for v in settings)
     q, k, v, *rest = [_view(x) for x in operands]
     out = _view(output)
-    q, k, v = (
-        x if order >> n & 1 else x.transpose(1, 2) for n, x in enumerate((q, k, v))
-    )
+    q, k, v = (x if order >> n & 1 else x.transpose(1, 2) for n, x in enumerate((q, k, v)))
     mask = rest[0].to(q.dtype) if rest else None
     rows, columns = q.shape[2], k.shape[2]
     is_causal = causal == 1 and mask is None

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
-from fx2relax.torch_calls import TorchCall
 from fx2relax.runtime.boundary import Opaque, ready
+from fx2relax.torch_calls import TorchCall
 
 
 def packed(call: TorchCall) -> Callable[..., Any]:
@@ -22,7 +23,11 @@ def packed(call: TorchCall) -> Callable[..., Any]:
         args, kwargs = call.arguments([_to_torch(o) for o in given])
         with torch.no_grad():
             result = target(*args, **kwargs)
-        addresses = {o.data_ptr() for o in map(_to_torch, given) if isinstance(o, torch.Tensor)}
+        addresses = {
+            value.untyped_storage().data_ptr()
+            for value in pytree.tree_leaves((args, kwargs))
+            if isinstance(value, torch.Tensor)
+        }
         return _to_tvm(result, addresses)
 
     return run
@@ -42,9 +47,10 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided or result.is_complex() or result.is_quantized:
             return Opaque(result)
-        result = ready(result)
         # TVM plans memory by its own uses: a result must not share an operand's storage.
-        return result.clone() if result.data_ptr() in addresses else result
+        if result.numel() and result.untyped_storage().data_ptr() in addresses:
+            result = result.clone()
+        return ready(result)
     if isinstance(result, int) and not isinstance(result, bool):
         return tvm_ffi.Shape((result,))
     return Opaque(result)
