@@ -26,14 +26,15 @@ from torch.fx.traceback import preserve_node_meta
 from fx2relax.capture_inputs import Inputs, fake_inputs
 from fx2relax.errors import Fx2RelaxError, ImportFailure, source_line
 from fx2relax.graph_tidy import copy_graph, number_constants, tidy
+from fx2relax.kept import keep_whole, keep_within
 from fx2relax.module_view import functional_call
+from fx2relax.registry import Converter
 from fx2relax.shapes import SymbolTable
 
 __all__ = ["Captured", "Input", "capture"]
 
 # What fx.symbolic_trace and torch.export call the tensors that a forward writes as literals.
 _LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_|_lifted_tensor_constant)\d+$")
-Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
 
 
 @dataclass
@@ -104,7 +105,7 @@ def capture(
     *,
     names: Sequence[str] | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    rewrite: Rewrite | None = None,
+    converters: Mapping[Any, Converter] | None = None,
 ) -> Captured:
     """Turn any FX graph into a functional ATen graph.
 
@@ -118,8 +119,8 @@ def capture(
             that the placeholders carry are used.
         names: names for the inputs, one per entry; the placeholders' own when left out.
         decompositions: ATen overload -> decomposition, applied while tracing.
-        rewrite: applied to the graph before it is traced; `fx2relax.kept.keep_whole` belongs
-            here.
+        converters: those of functions, methods and modules, whose calls stay whole;
+            `fx2relax.registry.kept_whole()` gives the ones in force.
 
     Raises:
         ImportFailure: the graph does not run on these inputs, or works only for one value of a
@@ -127,11 +128,11 @@ def capture(
         ValueError: an input that is none of the above, or a wrong number of them.
     """
     source = _Source(gm)
-    if rewrite is not None:
-        source.gm = rewrite(source.gm)
+    source.gm = keep_whole(source.gm, converters or {})
     made = fake_inputs(source.gm, inputs, names, source.given)
     try:
-        return _Tracer(source, made, dict(decompositions or {})).run()
+        with keep_within(source.gm, converters or {}):
+            return _Tracer(source, made, dict(decompositions or {})).run()
     except Fx2RelaxError:
         raise
     except Exception as error:

@@ -2,48 +2,52 @@
 
 PyTorch takes a Python function, a Tensor method or a module apart into ATen operators while it
 traces. Where one of them has a converter, `keep_whole` puts a call of the higher-order operator
-`kept_call` in its place, which tracing carries through to the importer untouched: it runs the
-function on fake tensors to learn the shapes, redispatches under functionalisation, and under
-autograd differentiates the function itself, so that the backward graph is made of ATen operators.
+`kept_call` in its place, which tracing carries through to the importer untouched.
 
 Equal targets are found by identity once aliases are resolved: ``F.linear`` is
 ``torch._C._nn.linear``, and ``torch.Tensor.relu`` is the method ``"relu"``. ``torch.relu``,
 ``F.relu`` and ``x.relu()`` are three targets, each with arguments of its own; a converter that
 is meant for all of them names all of them. A module matches by its class, else by the nearest
-base class that has a converter. Dynamo inlines Python functions of the user's before a backend
-sees them: mark them with ``torch._dynamo.allow_in_graph``.
+base class that has a converter and whose ``forward`` it inherits. What a PyTorch function calls
+inside is not looked at. Dynamo inlines Python functions of the user's before a backend sees
+them: mark them with ``torch._dynamo.allow_in_graph``; for `fx.symbolic_trace`, with `fx.wrap`.
 
 What cannot be kept soundly is left to PyTorch, with a warning: a call that writes to its
-arguments or buffers, one that draws random numbers while gradients are needed (the backward would
-draw others), and one that returns a view in a graph that writes in place. A kept call that
-returns a view of an argument returns a copy.
+arguments or buffers, a module with hooks or parametrizations, a call that draws random numbers
+while gradients are needed (the backward would draw others), and one that returns a view in a
+graph that writes in place later. A kept call that returns a view of an argument returns a copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
+from fx2relax.errors import source_line
 from fx2relax.graph_tidy import copy_graph
 from fx2relax.kept_call import (
     Callee,
     KeptCall,
     call_site,
+    inside_kept,
     kept,
     kept_call,
+    warn_not_kept,
     weight_names,
 )
-from fx2relax.kept_modules import keep_inlined_modules, match_module
+from fx2relax.kept_modules import altered, keep_inlined_modules, match_module
 from fx2relax.module_view import ModuleView
 from fx2relax.registry import Converter, kept_whole
 
-__all__ = ["KeptCall", "ModuleView", "keep_whole", "kept", "kept_call"]
+__all__ = ["KeptCall", "ModuleView", "keep_whole", "keep_within", "kept", "kept_call"]
 
 
 def canonical(target: Any) -> Any:
@@ -116,6 +120,9 @@ def _keep_node(
         return False
     if converter is None:
         return False
+    if module is not None and (reason := altered(module)):
+        warn_not_kept(converter, source_line(node) or str(node.target), reason)
+        return False
     with graph.inserting_before(node):
         if module is not None:
             weights = tuple(weight_names(module))
@@ -130,6 +137,10 @@ def _keep_node(
     graph.erase_node(node)
     whole._rename(name)
     return True
+
+
+def _chosen(converters: Mapping[Any, Converter]) -> dict[Any, Converter]:
+    return {canonical(t): c for t, c in converters.items() if c.kind != "overload"}
 
 
 def keep_whole(
@@ -152,7 +163,7 @@ def keep_whole(
     """
     if converters is None:
         converters = kept_whole()
-    chosen = {canonical(t): c for t, c in converters.items() if c.kind != "overload"}
+    chosen = _chosen(converters)
     if not chosen:
         return gm
     graph = copy_graph(gm.graph)
@@ -169,3 +180,55 @@ def keep_whole(
     whole.meta = dict(gm.meta)
     whole.train(gm.training)
     return whole
+
+
+@contextlib.contextmanager
+def keep_within(gm: fx.GraphModule, converters: Mapping[Any, Converter]) -> Iterator[None]:
+    """While a graph is traced, keep also the calls that its submodules make.
+
+    `fx.symbolic_trace` leaves PyTorch's own modules whole, so the graph does not show the
+    ``nn.Linear`` in an ``nn.TransformerEncoderLayer`` nor the attention function it calls.
+    """
+    chosen = _chosen(converters)
+    called = [gm.get_submodule(str(n.target)) for n in gm.graph.nodes if n.op == "call_module"]
+    with contextlib.ExitStack() as stack:
+        for module in dict.fromkeys(child for root in called for child in root.modules()):
+            converter = match_module(type(module), chosen)
+            if converter is not None and not altered(module):
+                # Not by setattr: the module would refuse a method or register it.
+                vars(module)["forward"] = _kept_forward(module, converter)
+                stack.callback(vars(module).pop, "forward")
+        if chosen and called:
+            stack.enter_context(_KeepFunctions(chosen))
+        yield
+
+
+def _kept_forward(module: torch.nn.Module, converter: Converter) -> Callable[..., Any]:
+    names = tuple(weight_names(module))
+    callee = Callee(type(module), converter, module, names, type(module).__name__.lower())
+    original = module.forward
+    site = call_site(callee, writes_later=True)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if inside_kept():
+            return original(*args, **kwargs)
+        return site(*(operator.attrgetter(name)(module) for name in names), *args, **kwargs)
+
+    return forward
+
+
+class _KeepFunctions(TorchFunctionMode):
+    """Keeps the functions and methods that have converters, wherever they are called."""
+
+    def __init__(self, converters: Mapping[Any, Converter]) -> None:
+        super().__init__()
+        self.converters = converters
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target = canonical(func)
+        converter = None if inside_kept() else _matches(self.converters, target)
+        if converter is None:
+            return func(*args, **(kwargs or {}))
+        name = target if isinstance(target, str) else getattr(target, "__name__", "call")
+        callee = Callee(target, converter, None, (), name)
+        return call_site(callee, writes_later=True)(*args, **(kwargs or {}))

@@ -8,10 +8,11 @@ itself, so that the backward graph is made of ATen operators.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +144,7 @@ class KeptCall:
     def run(self, *operands: Any) -> Any:
         """Call the target eagerly; returns what it returns."""
         args, kwargs = self.arguments(operands)
-        with self._autocast():
+        with self._autocast(), _running():
             if self.module is not None:
                 state = dict(zip(self.weights, operands, strict=False))
                 return functional_call(self.module, state, args, kwargs)
@@ -195,6 +196,23 @@ def kept(token: int) -> KeptCall:
     if call is None:
         raise KeyError(f"kept call {int(token)} is gone: the graph that held it was collected")
     return call
+
+
+_depth = contextvars.ContextVar("fx2relax_kept_depth", default=0)
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+def inside_kept() -> bool:
+    """Whether a kept call's own function is running: what it calls is not kept in turn."""
+    return _depth.get() > 0
 
 
 def _autocast_state(operands: Sequence[Any]) -> Callable[[], Any]:
@@ -338,17 +356,23 @@ def call_site(callee: Callee, writes_later: bool) -> Callable[..., Any]:
         operands, made.operands = made.operands, ()
         reason = _unsound(probe(made.run, operands), operands, writes_later)
         if reason:
-            warnings.warn(
-                f"{target_name(callee.converter.target)} is not kept whole and its converter is "
-                f"not used: {reason}",
-                stacklevel=2,
-            )
+            warn_not_kept(callee.converter, "", reason)
             return made.run(*operands)
         return made.result(kept_call(made.token, *operands))
 
     call.__name__ = call.__qualname__ = f"kept_{callee.name}"
     call.callee = callee  # type: ignore[attr-defined]
     return call
+
+
+def warn_not_kept(converter: Converter, where: str, reason: str) -> None:
+    """Say that a call is taken apart by PyTorch although it has a converter."""
+    at = f" at {where}" if where else ""
+    warnings.warn(
+        f"{target_name(converter.target)}{at} is not kept whole and its converter is not used: "
+        f"{reason}",
+        stacklevel=3,
+    )
 
 
 def _unsound(found: Findings, operands: Sequence[Any], writes_later: bool) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +21,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch._guards import detect_fake_mode
 
-from fx2relax.errors import source_line, target_name
-from fx2relax.kept_call import Callee, call_site, weight_names
+from fx2relax.errors import source_line
+from fx2relax.kept_call import Callee, call_site, warn_not_kept, weight_names
 from fx2relax.kept_probe import fake_copies, outside_tracing
 from fx2relax.module_view import functional_call
 from fx2relax.registry import Converter
@@ -35,8 +34,27 @@ _STEP = re.compile(r"\.(\w+)|\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]")
 
 
 def match_module(cls: type, converters: Mapping[Any, Converter]) -> Converter | None:
-    """The converter of a module class or of the nearest base class that has one."""
-    return next((converters[base] for base in cls.__mro__ if base in converters), None)
+    """The converter of a module class or of the nearest base class that has one.
+
+    A class that overrides ``forward`` computes something else than its base.
+    """
+    found = next((base for base in cls.__mro__ if base in converters), None)
+    if found is None or getattr(cls, "forward", None) is not getattr(found, "forward", None):
+        return None
+    return converters[found]
+
+
+def altered(module: torch.nn.Module) -> str:
+    """What makes a module compute something else than its class says, or an empty string."""
+    for child in module.modules():
+        if "forward" in vars(child):
+            return "its forward has been replaced"
+        if torch.nn.utils.parametrize.is_parametrized(child):
+            return "it is parametrized"
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        if any(getattr(child, name, None) for name in hooks):
+            return "it has hooks"
+    return ""
 
 
 @dataclass
@@ -96,11 +114,7 @@ def keep_inlined_modules(
         reason = _keep_group(gm, graph, group, resolve or _from_frame(group.key), written)
         if reason:
             where = next(filter(None, map(source_line, group.nodes)), "")
-            warnings.warn(
-                f"{target_name(group.converter.target)} at {where or group.path} is not kept whole "
-                f"and its converter is not used: {reason}",
-                stacklevel=3,
-            )
+            warn_not_kept(group.converter, where or group.path, reason)
         else:
             changed = True
     return changed
@@ -132,6 +146,8 @@ def _keep_group(
     module = resolve(group.path, group.cls)
     if module is None or type(module) is not group.cls:
         return f"the module object at {group.path} was not found"
+    if reason := altered(module):
+        return reason
     inputs, outputs = group.inputs, group.outputs
     position = {node: i for i, node in enumerate(graph.nodes)}
     start = max((position[i] for i in inputs), default=-1)
