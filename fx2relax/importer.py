@@ -40,10 +40,12 @@ from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order, inverse
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter, lookup
+from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
 from fx2relax.torch_calls import TorchCalls
 
 Node = torch.fx.Node
+_NUMBERS = (torch.SymInt, torch.SymBool, torch.SymFloat, bool, int, float)
 
 
 class Importer:
@@ -68,6 +70,7 @@ class Importer:
         self.output_strides = output_strides
         self.single = single
         self.builder = BlockBuilder()
+        self.scalars = Scalars(self.symbols, self.builder)
         self.env: dict[Node, Any] = {}
         self.declined: list[tuple[Node, str]] = []
         self.calls = TorchCalls(self)
@@ -151,6 +154,8 @@ class Importer:
         if not isinstance(spec.val, torch.Tensor):
             if isinstance(spec.val, torch.SymInt):
                 return Var(name, ShapeType([self.symbols.size(spec.val)]))
+            if isinstance(spec.val, torch.SymFloat):
+                return Var(name, TensorType([], "float64"))
             return Var(name, AnyType())
         if not routes.is_plain(spec.val):
             return Var(name, AnyType())
@@ -180,6 +185,8 @@ class Importer:
                 self.env[node] = spec.val
                 continue
             self.env[node] = self._logical(spec, variables[id(spec)])
+            if isinstance(spec.val, torch.SymFloat):
+                self.scalars.bind_float(spec.val, self.env[node])
         for node, value in self.attributes.items():
             if isinstance(value, InputSpec):
                 self.env[node] = self._logical(value, variables[id(value)])
@@ -200,12 +207,11 @@ class Importer:
             self.env.setdefault(node, self.attributes.get(node))
             return
         val = node.meta.get("val")
-        if isinstance(val, (torch.SymInt, torch.SymBool, int, bool)) and self._known_size(val):
-            self.env[node] = (
-                self.symbols.condition(val)
-                if isinstance(val, torch.SymBool)
-                else self.symbols.size(val)
-            )
+        if isinstance(val, _NUMBERS) and self.scalars.known(val):
+            self.env[node] = self.scalars.value(val)
+            return
+        if node.target in NO_OPERATION or self._holds(node):
+            self.env[node] = None
             return
         if node.target is operator.getitem:
             self.env[node] = self._getitem(node)
@@ -221,11 +227,14 @@ class Importer:
                 f"{source_line(node) or node.format_node()}: {type(error).__name__}: {error}"
             ) from error
 
-    def _known_size(self, val: Any) -> bool:
-        """Whether a size follows from the inputs; one that depends on data needs its node."""
-        if isinstance(val, (bool, int)):
-            return True
-        return all(symbol in self.symbols.vars for symbol in val.node.expr.free_symbols)
+    def _holds(self, node: Node) -> bool:
+        """Whether a node asserts what can be proved here and now."""
+        if node.target is not torch.ops.aten._assert_scalar.default:
+            return False
+        condition = self._argument(node.args[0])
+        if isinstance(condition, (bool, int)):
+            return bool(condition)
+        return bool(self.symbols.analyzer.can_prove(condition))
 
     def _getitem(self, node: Node) -> Any:
         source, index = node.args
@@ -242,6 +251,11 @@ class Importer:
             args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])
             self.converted += 1
             return self._accept(node, tuple(call.flatten(call.converter.function(*args, **kwargs))))
+        if target is torch.ops.aten._local_scalar_dense.default and routes.plain_node(node):
+            try:
+                return self.scalars.item(node.meta["val"], self._argument(node.args[0]), node.name)
+            except Unsupported as declined:
+                reason = str(declined)
         converter = lookup(target)
         if converter is not None and routes.plain_node(node):
             try:

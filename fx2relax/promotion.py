@@ -9,7 +9,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 
 from fx2relax import dtypes
-from fx2relax.compat import BlockBuilder, Expr, dtype_of, is_prim_expr, op, relax, tirx
+from fx2relax.casting import cast
 from fx2relax.registry import Converter, Promotion
 
 
@@ -40,9 +40,12 @@ def promoted(
 
     def prepared(value: Any) -> Any:
         # Eager rounds every operand to the common dtype before it computes in a wider one.
-        exact = converter.exact_scalars and isinstance(value, (int, float))
-        narrow = value if exact else cast(value, dtypes.to_tvm(common))
-        return cast(narrow, dtypes.to_tvm(compute))
+        if isinstance(value, (int, float)):
+            if not converter.exact_scalars:
+                wide = torch.float64 if isinstance(value, float) else None
+                value = torch.tensor(value, dtype=wide).to(common).item()
+            return cast(value, dtypes.to_tvm(compute))
+        return cast(cast(value, dtypes.to_tvm(common)), dtypes.to_tvm(compute))
 
     for name in chosen:
         if name in keyed:
@@ -62,35 +65,3 @@ def _positional(converter: Converter) -> list[str]:
 
 def _value(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
-
-
-def cast(value: Any, dtype: str) -> Any:
-    """A Relax tensor, size or Python number as a Relax tensor of a dtype; others unchanged."""
-    if isinstance(value, Expr) and not is_prim_expr(value):
-        value = BlockBuilder.current().normalize(value)
-        return value if dtype_of(value) == dtype else op.astype(value, dtype)
-    if isinstance(value, Expr):
-        return size_tensor(value, dtype)
-    if isinstance(value, (bool, int, float)):
-        return scalar(value, dtype)
-    return value
-
-
-def scalar(value: bool | int | float, dtype: str) -> Any:
-    """A 0-d constant, converted as PyTorch converts a Python number to the dtype."""
-    # Through the widest dtype of its kind: a Python float is a double, not a float32.
-    wide = torch.float64 if isinstance(value, float) else None
-    tensor = torch.tensor(value, dtype=wide).to(dtypes.to_torch(dtype))
-    if dtype == "bfloat16" or dtype.startswith("float8"):
-        return op.astype(relax.const(float(tensor), "float32"), dtype)
-    return relax.const(tensor.numpy(), dtype)
-
-
-def size_tensor(value: Any, dtype: str) -> Any:
-    """A size as a 0-d tensor."""
-    from fx2relax.compat import te
-
-    def compute() -> Any:
-        return te.compute((), lambda *_: tirx.Cast(dtype, value), name="size")
-
-    return BlockBuilder.current().emit_te(compute)

@@ -22,6 +22,7 @@ from fx2relax.compat import (
 )
 from fx2relax.errors import source_line, target_name
 from fx2relax.routes import flat_arguments, is_leaf, is_plain
+from fx2relax.scalars import as_operand
 
 Node = torch.fx.Node
 _ids = itertools.count()
@@ -82,7 +83,7 @@ class TorchCall:
 
     def operand(self, bound: Any) -> Any:
         """A bound value as an argument of the packed function: a size travels as a shape."""
-        return relax.ShapeExpr([bound]) if is_prim_expr(bound) else bound
+        return as_operand(bound) if is_prim_expr(bound) else bound
 
     def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operator's own arguments, from what the packed function was given."""

@@ -13,16 +13,25 @@ LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}],
-    [{"imported", "outputs", "torch_calls", "routes", "kept", "params"}],
+    [{"imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"}],
     [{"converters"}],
     [
-        {"registry", "promotion", "dtypes", "shapes", "decompositions", "options", "compat"},
+        {
+            "registry",
+            "promotion",
+            "casting",
+            "dtypes",
+            "shapes",
+            "decompositions",
+            "options",
+            "compat",
+        },
         {"report"},
     ],
     [{"errors"}, {"_version"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values"}
-CAPTURE = {"graph_tidy"}
+CAPTURE = {"capture_inputs", "graph_tidy"}
 ALLOWED = {("pipeline", "runtime"): "the packed functions that library calls name"}
 
 

@@ -73,6 +73,8 @@ def argument(spec: InputSpec, value: Any) -> Any:
         if spec.permutation is not None:
             value = value.permute(spec.permutation)
         return ready(value)
+    if isinstance(spec.val, torch.SymFloat):
+        return torch.tensor(float(value), dtype=torch.float64)
     if isinstance(value, int):
         return tvm_ffi.Shape((value,))
     return Opaque(value)

@@ -44,6 +44,7 @@ class Program:
         self._weights = Weights(frozen, machine[transform] if lifted else None)
         self._constants = {i: s.value for i, s in enumerate(frozen) if s.position < 0}
         self._frozen = [s.position for s in frozen]
+        self._shared: list[int] | None = None
         self._solver = Solver(imported.solved, imported.params) if imported.solved else None
 
     def __call__(self, *arguments: Any) -> list[Any]:
@@ -60,6 +61,11 @@ class Program:
             self._explain(arguments, error)
             raise
         results = [boundary.result(r) for r in returned]
+        shared = self._shared if self._shared is not None else _sharing(results, arguments)
+        if all(not isinstance(r, torch.Tensor) or r.numel() for r in results):
+            self._shared = shared  # an empty result has no memory to compare
+        for index in shared:
+            results[index] = results[index].clone()
         return [boundary.output(s, results, arguments) for s in self.imported.outputs]
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
@@ -72,3 +78,25 @@ class Program:
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
                 raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+
+
+def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
+    """Which results share memory with an argument or an earlier result.
+
+    TVM makes a reshape a view. Where it is the last step to an output, eager's output would be
+    memory of its own. A program's memory plan is the same at every call, so one look is enough.
+    """
+    seen = {
+        value.untyped_storage().data_ptr()
+        for value in arguments
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+    }
+    found = []
+    for index, value in enumerate(results):
+        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+            continue
+        address = value.untyped_storage().data_ptr()
+        if address in seen:
+            found.append(index)
+        seen.add(address)
+    return found
