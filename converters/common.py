@@ -20,7 +20,7 @@ from fx2relax.compat import (
     topi,
 )
 from fx2relax.errors import Unsupported
-from fx2relax.promotion import cast, scalar
+from fx2relax.casting import cast, scalar
 from fx2relax.registry import Promotion, converts
 
 __all__ = [
@@ -109,7 +109,7 @@ def const(value: bool | int | float, like: Any) -> Any:
 
 def reshape(x: Any, sizes: Sequence[Any]) -> Any:
     """The same elements in another shape; no size may be -1."""
-    return op.reshape(x, shape_expr(sizes))
+    return op.reshape(emit(x), shape_expr(sizes))
 
 
 def product(sizes: Sequence[Any]) -> Any:

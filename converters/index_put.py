@@ -1,0 +1,201 @@
+"""Writing slices at indices: `index_put`, `index_add`, `index_copy`, `index_fill`, `put`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .common import (
+    Unsupported,
+    cast,
+    const,
+    converts,
+    dtype,
+    emit,
+    ndim,
+    normalize_axis,
+    op,
+    product,
+    reshape,
+    shape,
+    shape_expr,
+)
+from .data_dependent import truth_of
+from .indexing import indexed_axes, split_masks
+from .indices import checked, is_one, offset
+from .opaque import is_large, loops, wide
+from .scatter import Action, written
+
+aten = torch.ops.aten
+
+
+def rows(
+    x: Any,
+    axis: int,
+    index: Any,
+    values: Any,
+    how: str | None = None,
+    include_self: bool = True,
+    joined: int = 1,
+) -> Any:
+    """Write slices along `axis` (`joined` axes taken as one) at a flat index that was checked.
+
+    `values` has the index's axes in place of the joined ones, or is one element for all.
+    """
+    sizes = shape(x)
+    before, after = product(sizes[:axis]), product(sizes[axis + joined :])
+    middle, count = product(sizes[axis : axis + joined]), product(shape(index))
+    single = all(is_one(s) for s in shape(values)) and not (
+        is_one(before) and is_one(after) and is_one(count)
+    )
+    wide_enough = isinstance(after, int) and after % 64 == 0 and is_large(after * count)
+    shares = 4 if wide_enough else 1  # slices of the inner axes, so that no two threads meet
+
+    def visit(ins: Any, numbers: Sequence[Any], action: Action) -> None:
+        outer, full, inner, many = numbers
+        part = inner // shares if shares > 1 else inner
+        sizes = [shares, outer, many, part]
+        with loops(sizes, parallel=0 if shares > 1 else None) as (share, p, m, s):
+            at = share * part + s
+            target = offset([p, ins[0][m], at], [full * inner, inner, 1])
+            source = wide(0) if single else offset([p, m, at], [many * inner, inner, 1])
+            action(target, ins[1][source])
+
+    numbers = [before, middle, after, count]
+    return written("index_put", x, [index, values], numbers, visit, how, include_self)
+
+
+@converts(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    """``self[indices] = values``, or added to it; several values for one place add up."""
+    masked = _masked(self, indices, values, accumulate)
+    if masked is not None:
+        return masked
+    indices = split_masks(indices, _mask_count(self, indices, values))
+    axes, adjacent = indexed_axes(indices)
+    if not axes:
+        whole = op.broadcast_to(values, shape_expr(shape(self)))
+        return op.add(self, whole) if accumulate else whole
+    rank = ndim(self)
+    order = list(range(rank))
+    first, rest = axes[0], shape(self)[axes[0] + len(axes) :]
+    if not adjacent:
+        order = [*axes, *[a for a in range(rank) if a not in axes]]
+        first, rest = 0, [shape(self)[a] for a in order[len(axes) :]]
+        self = emit(op.permute_dims(self, order))
+    sizes = shape(self)
+    joined = sizes[first : first + len(axes)]
+    flat = checked([indices[a] for a in axes], joined)
+    if not all(is_one(s) for s in shape(values)):
+        values = op.broadcast_to(values, shape_expr([*sizes[:first], *shape(flat), *rest]))
+    result = rows(self, first, flat, values, "sum" if accumulate else None, joined=len(axes))
+    if adjacent:
+        return result
+    return op.permute_dims(result, [order.index(a) for a in range(rank)])
+
+
+def _masks(indices: Sequence[Any]) -> list[int]:
+    return [i for i, x in enumerate(indices) if x is not None and dtype(x) in ("bool", "uint8")]
+
+
+def _mask_count(self: Any, indices: Sequence[Any], values: Any) -> Any:
+    """How many elements a lone mask must choose, where the values tell."""
+    masks = _masks(indices)
+    if len(masks) != 1 or any(x is not None for i, x in enumerate(indices) if i != masks[0]):
+        return None
+    covered = ndim(indices[masks[0]])
+    behind = ndim(self) - masks[0] - covered
+    sizes = shape(values)
+    if len(sizes) <= behind or is_one(sizes[len(sizes) - 1 - behind]):
+        return None
+    return sizes[len(sizes) - 1 - behind]
+
+
+def _masked(self: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+    """A lone mask with the same values for every element that it chooses: a `where`."""
+    masks = _masks(indices)
+    if len(masks) != 1 or any(x is not None for i, x in enumerate(indices) if i != masks[0]):
+        return None
+    mask, first = indices[masks[0]], masks[0]
+    covered = ndim(mask)
+    behind = ndim(self) - first - covered
+    if covered == 0 or _mask_count(self, indices, values) is not None:
+        return None
+    sizes = shape(values)
+    if len(sizes) > behind:  # the axis of the chosen elements, of size 1
+        cut = len(sizes) - 1 - behind
+        sizes = [*sizes[:cut], *[1] * covered, *sizes[cut + 1 :]]
+        values = reshape(values, sizes)
+    chosen = reshape(truth_of(mask), [*shape(mask), *[1] * behind])
+    new = emit(op.add(self, values)) if accumulate and dtype(self) != "bool" else values
+    if accumulate and dtype(self) == "bool":
+        new = emit(op.logical_or(self, values))
+    return op.where(chosen, new, self)
+
+
+@converts(aten.index_add.default)
+def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    """Slices added to; a negative index is an error."""
+    if alpha != 1:
+        source = emit(op.multiply(source, const(alpha, source)))
+    kind = "RuntimeError" if ndim(self) > 1 else "IndexError"
+    return _along(self, dim, index, source, "sum", kind=kind)
+
+
+@converts(aten.index_copy.default)
+def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
+    """Slices replaced; a negative index is an error."""
+    return _along(self, dim, index, source)
+
+
+@converts(aten.index_fill.int_Scalar)
+def index_fill(self: Any, dim: int, index: Any, value: Any) -> Any:
+    """Slices filled with a number; negative indices wrap."""
+    return _along(self, dim, index, cast(value, dtype(self)), wrap=True)
+
+
+@converts(aten.index_fill.int_Tensor)
+def index_fill_tensor(self: Any, dim: int, index: Any, value: Any) -> Any:
+    """`index_fill` with a 0-d tensor."""
+    return _along(self, dim, index, cast(value, dtype(self)), wrap=True)
+
+
+@converts(aten.index_reduce.default)
+def index_reduce(
+    self: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Slices combined; a negative index is an error."""
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise Unsupported(f"reduce={reduce!r}")
+    return _along(self, dim, index, source, reduce, include_self)
+
+
+def _along(
+    self: Any,
+    dim: int,
+    index: Any,
+    values: Any,
+    how: str | None = None,
+    include_self: bool = True,
+    wrap: bool = False,
+    kind: str = "IndexError",
+) -> Any:
+    sizes = shape(self)
+    axis = normalize_axis(dim, len(sizes))
+    if not sizes:
+        self = reshape(self, [1])
+    if ndim(index) == 0:
+        index = reshape(index, [1])
+    flat = checked([index], [shape(self)[axis]], wrap=wrap, kind=kind)
+    return reshape(rows(self, axis, flat, values, how, include_self), sizes)
+
+
+@converts(aten.put.default)
+def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """Elements of the flattened tensor replaced or added to."""
+    count = product(shape(self))
+    flat = checked([reshape(index, [product(shape(index))])], [count])
+    how = "sum" if accumulate else None
+    return reshape(rows(reshape(self, [count]), 0, flat, source, how), shape(self))

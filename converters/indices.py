@@ -1,0 +1,105 @@
+"""Indices that a user gave: wrapped, checked as eager checks them, joined into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .common import op, product, reshape, shape, tirx
+from .opaque import T, loops, opaque, require, wide
+
+__all__ = ["broadcast_sizes", "checked", "is_one", "offset", "strides_of", "take_along"]
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
+
+
+def strides_of(sizes: Sequence[Any]) -> list[Any]:
+    """The strides of a compact tensor, in elements; 0 on axes of size 1."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(sizes):
+        strides.insert(0, 0 if is_one(size) else step)
+        step = step * size
+    return strides
+
+
+def offset(at: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """Where the element at some coordinates lies in a flat tensor."""
+    total: Any = wide(0)
+    for coordinate, stride in zip(at, strides, strict=True):
+        if not (isinstance(stride, int) and stride == 0):
+            total = total + coordinate * stride
+    return total
+
+
+def broadcast_sizes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
+    """The shape that shapes broadcast to; PyTorch has checked that they do."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Any] = [1] * rank
+    for sizes in shapes:
+        for axis, size in enumerate(sizes, rank - len(sizes)):
+            known = isinstance(result[axis], int) and not is_one(result[axis])
+            if not is_one(size) and not known:
+                result[axis] = size
+    return result
+
+
+def checked(
+    indices: Sequence[Any],
+    sizes: Sequence[Any],
+    *,
+    wrap: bool = True,
+    check: bool = True,
+    message: str = "",
+    kind: str = "IndexError",
+) -> Any:
+    """Broadcast indices into axes of some sizes, as one int64 index into those axes joined.
+
+    Raises, when run, an exception of `kind` for an index out of range; with `wrap` a negative
+    index counts from the end.
+    """
+    result = broadcast_sizes([shape(i) for i in indices])
+    ones = [[is_one(s) for s in shape(i)] for i in indices]
+    count = len(indices)
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        limits, extents = [wide(n) for n in numbers[:count]], numbers[count:]
+        bad = T.buffer_proxy(T.alloc_buffer((count,), "int64", scope="local"))
+        for k in range(count):
+            bad[k] = wide(0)
+        with loops(extents) as at:
+            joined: Any = wide(0)
+            for k, (index, limit) in enumerate(zip(ins, limits, strict=True)):
+                own = len(extents) - len(ones[k])
+                held = [1 if one else e for one, e in zip(ones[k], extents[own:], strict=True)]
+                value = wide(index[offset(at[own:], strides_of(held))])
+                low = -limit if wrap else wide(0)
+                if check:
+                    bad[k] += tirx.Cast("int64", tirx.Or(value < low, value >= limit))
+                if wrap:
+                    value = value + tirx.Select(value < wide(0), limit, wide(0))
+                joined = value if k == 0 else joined * limit + value
+            outs[0][offset(at, strides_of(extents))] = joined
+        if check:
+            for k, limit in enumerate(limits):
+                size = limit if isinstance(limit, tirx.IntImm) else "the dimension"
+                text = message or f"index is out of bounds for a dimension of size {size}"
+                require(bad[k].equal(wide(0)), text, kind)
+
+    flat = opaque(
+        "check_index",
+        body,
+        indices,
+        lambda numbers: [(product(numbers[count:]), "int64")],
+        [*sizes, *result],
+    )
+    return reshape(flat, result)
+
+
+def take_along(x: Any, index: Any, axis: int) -> Any:
+    """``x[..., index, ...]`` along an axis; the index has been checked."""
+    # "clip" costs nothing that can be measured; "fast" makes TVM print a warning.
+    return op.take(x, index, axis=axis, mode="clip")

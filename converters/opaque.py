@@ -1,0 +1,102 @@
+"""Kernels written as statements: loops whose order is part of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fx2relax.compat import IRBuilder, T
+
+from .common import product, reshape, shape, te, te_call, tirx
+
+__all__ = ["T", "fill", "is_large", "loops", "opaque", "require", "wide"]
+
+# Below this many elements one thread is done before others have started.
+_PARALLEL = 1 << 15
+
+
+def opaque(
+    name: str,
+    body: Callable[..., None],
+    inputs: Sequence[Any],
+    outputs: Callable[[list[Any]], Sequence[tuple[Any, str]]],
+    sizes: Sequence[Any] = (),
+) -> Any:
+    """A kernel of plain loops over flat tensors, which no pass reorders or runs in parallel.
+
+    Args:
+        name: the kernel's name in the module.
+        body: called as ``body(inputs, outputs, sizes)`` with flat buffers that are indexed and
+            assigned like lists; emits the statements.
+        inputs: Relax tensors of any shape.
+        outputs: from the sizes to ``(count, dtype)`` of each flat output.
+        sizes: ints and TIR expressions that the body uses.
+    """
+    flat = [reshape(x, [product(shape(x))]) for x in inputs]
+
+    def kernel(tensors: Any, numbers: Any) -> Any:
+        numbers = list(numbers)
+        results = outputs(numbers)
+
+        def statements(ins: Any, outs: Any) -> Any:
+            with IRBuilder() as builder:
+                with T.attr(0, "fx2relax", "statements"):
+                    body(
+                        [T.buffer_proxy(b) for b in ins], [T.buffer_proxy(b) for b in outs], numbers
+                    )
+                return builder.get().body
+
+        return te.extern(
+            [(count,) for count, _ in results],
+            list(tensors),
+            statements,
+            dtype=[dtype for _, dtype in results],
+            name=name,
+        )
+
+    kernel.__name__ = name
+    return te_call(kernel, flat, list(sizes), primfunc_attrs={"tirx.is_scheduled": True})
+
+
+def wide(value: Any) -> Any:
+    """A size or index as an int64 TIR expression."""
+    if isinstance(value, int):
+        return tirx.const(value, "int64")
+    return value if str(value.ty.dtype) == "int64" else tirx.Cast("int64", value)
+
+
+def loops(sizes: Sequence[Any], parallel: int | None = None) -> Any:
+    """Nested serial loops, the axis `parallel` shared among threads; gives their variables."""
+    return _Loops(sizes, parallel)
+
+
+class _Loops:
+    def __init__(self, sizes: Sequence[Any], parallel: int | None) -> None:
+        self.frames = [
+            (T.parallel if axis == parallel else T.serial)(wide(0), wide(size))
+            for axis, size in enumerate(sizes)
+        ]
+
+    def __enter__(self) -> list[Any]:
+        return [frame.__enter__() for frame in self.frames]
+
+    def __exit__(self, *error: Any) -> None:
+        for frame in reversed(self.frames):
+            frame.__exit__(*error)
+
+
+def fill(out: Any, count: Any, value: Callable[[Any], Any]) -> None:
+    """``out[i] = value(i)``, over several threads where there is enough of it."""
+    with loops([count], parallel=0 if is_large(count) else None) as (i,):
+        out[i] = value(i)
+
+
+def is_large(count: Any) -> bool:
+    """Whether a number of elements, known or not, is worth several threads."""
+    return not isinstance(count, int) or count >= _PARALLEL
+
+
+def require(condition: Any, message: str, kind: str = "RuntimeError") -> None:
+    """Raise a Python exception of a kind where the condition does not hold."""
+    with T.Assert(condition, [message], kind):
+        T.evaluate(0)

@@ -1,0 +1,135 @@
+"""Parts of a tensor along its axes, and writing them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fx2relax.compat import Analyzer
+
+from .common import (
+    Unsupported,
+    converts,
+    ndim,
+    normalize_axis,
+    op,
+    shape,
+    tirx,
+)
+from .indices import is_one
+from .opaque import wide
+
+aten = torch.ops.aten
+
+
+_UNBOUNDED = 1 << 62  # PyTorch writes an open end as the largest int64
+
+
+def bound(value: Any, size: Any, missing: Any) -> Any:
+    """A slice's start or end as an index from 0 to the size: negative ones wrap, then clamped."""
+    if value is None:
+        return missing
+    if isinstance(value, int) and isinstance(size, int):
+        return min(max(value + size if value < 0 else value, 0), size)
+    if isinstance(value, int) and (value == 0 or value >= _UNBOUNDED):
+        return size if value else 0
+    if isinstance(value, int) and value < 0:
+        return tirx.max(size + value, wide(0))
+    if provable(wide(value).equal(wide(size))):
+        return size
+    if not isinstance(value, (int, tirx.Var)):  # a symbol alone is a size, never negative
+        value = tirx.max(tirx.if_then_else(value < 0, value + size, value), wide(0))
+    return tirx.min(wide(value), wide(size))
+
+
+def provable(condition: Any) -> bool:
+    """Whether a condition on sizes holds whatever the sizes are."""
+    return bool(Analyzer().can_prove(condition))
+
+
+def span(size: Any, start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
+    """The first index of a slice, the index after its last, and its length."""
+    first, last = bound(start, size, 0), bound(end, size, size)
+    if isinstance(first, int) and isinstance(last, int):
+        last = max(first, last)
+    elif not (isinstance(first, int) and first == 0) and not provable(wide(first) <= wide(last)):
+        last = tirx.max(wide(first), wide(last))
+    if is_one(step):
+        return first, last, last - first
+    if all(isinstance(n, int) for n in (first, last, step)):
+        return first, last, (last - first + step - 1) // step
+    return first, last, tirx.floordiv(last - first + step - 1, wide(step))
+
+
+def cut(x: Any, axis: int, first: Any, last: Any, step: Any = 1) -> Any:
+    """``x[..., first:last:step, ...]`` with bounds that are in range."""
+    size = shape(x)[axis]
+    whole = isinstance(first, int) and first == 0 and is_one(step)
+    if whole and provable(wide(last).equal(wide(size))):
+        return x
+    return op.strided_slice(
+        x, [axis], [wide(first)], [wide(last)], [wide(step)], assume_inbound=True
+    )
+
+
+@converts(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice_(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """Every `step`-th element from `start` to `end`; bounds wrap once and are clamped."""
+    axis = normalize_axis(dim, ndim(self))
+    first, last, _ = span(shape(self)[axis], start, end, step)
+    return cut(self, axis, first, last, step)
+
+
+def position(index: Any, size: Any) -> Any:
+    """An index of one element, counted from the start."""
+    if isinstance(index, int):
+        return index if index >= 0 else size + index
+    return tirx.if_then_else(index < 0, index + size, index)
+
+
+@converts(aten.select.int, aten.select_copy.int)
+def select(self: Any, dim: int, index: Any) -> Any:
+    """One element of an axis, without that axis."""
+    axis = normalize_axis(dim, ndim(self))
+    at = position(index, shape(self)[axis])
+    return op.squeeze(cut(self, axis, at, at + 1), [axis])
+
+
+@converts(
+    aten.split_with_sizes.default,
+    aten.unsafe_split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+)
+def split_with_sizes(self: Any, split_sizes: Sequence[Any], dim: int = 0) -> Any:
+    """Parts of given sizes along one axis."""
+    axis = normalize_axis(dim, ndim(self))
+    parts, start = [], 0
+    for size in split_sizes:
+        parts.append(cut(self, axis, start, start + size))
+        start = start + size
+    return tuple(parts)
+
+
+@converts(aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_copy.Tensor)
+def split(self: Any, split_size: Any, dim: int = 0) -> Any:
+    """Parts of one size along an axis; the last may be smaller."""
+    axis = normalize_axis(dim, ndim(self))
+    size = shape(self)[axis]
+    if not (isinstance(size, int) and isinstance(split_size, int)):
+        raise Unsupported("a symbolic size")
+    if size == 0:
+        return (self,)
+    starts = range(0, size, split_size)
+    return tuple(cut(self, axis, s, min(s + split_size, size)) for s in starts)
+
+
+@converts(aten.unbind.int, aten.unbind_copy.int)
+def unbind(self: Any, dim: int = 0) -> Any:
+    """Every element of one axis."""
+    axis = normalize_axis(dim, ndim(self))
+    count = shape(self)[axis]
+    if not isinstance(count, int):
+        raise Unsupported("a symbolic number of results")
+    return tuple(select(self, axis, i) for i in range(count))
