@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
+from .bfloat import widen_bfloat16
 from .tir import NotHandled
 from .vector import Vectorize
 from .vectormath import VectorMath
@@ -45,9 +46,10 @@ def _host_passes() -> Any:
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
                 plain.FlattenBuffer(),
-                plain.BF16ComputeLegalize(),
+                widen_bfloat16,
                 _vectorize,
                 plain.ConvertSSA(),
+                plain.BF16ComputeLegalize(),
                 plain.NarrowDataType(32),
                 plain.VectorizeLoop(True),
                 plain.StorageRewrite(),
