@@ -144,7 +144,11 @@ class _Compiler:
             str(error).strip(),
             path,
         )
-        nodes = Counter(target_name(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        nodes = Counter(
+            target_name(n.target)
+            for n in graph.graph.nodes
+            if n.op == "call_function" and n.target is not operator.getitem
+        )
         report.counters.add_graph(nodes=sum(nodes.values()), fallback=nodes, seconds=seconds)
         interpreter = torch.fx.Interpreter(graph)
         return _boxed(lambda *args: interpreter.run(*args))

@@ -30,8 +30,8 @@ LAYERS = [
     ],
     [{"errors"}, {"_version"}],
 ]
-KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values"}
-CAPTURE = {"capture_inputs", "graph_tidy"}
+KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
+CAPTURE = {"capture_inputs"}
 ALLOWED = {("pipeline", "runtime"): "the packed functions that library calls name"}
 
 
