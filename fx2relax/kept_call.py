@@ -302,11 +302,17 @@ class _KeptCallAutograd(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = iter(ctx.saved_tensors)
         needs = ctx.needs_input_grad[1:]
-        operands = [
-            next(saved).detach().requires_grad_(need) if other is None else other
-            for other, need in zip(ctx.others, needs, strict=True)
-        ]
+        again = torch.is_grad_enabled()  # the gradient will be differentiated in turn
+
+        def operand(value: torch.Tensor, need: bool) -> torch.Tensor:
+            # An alias, so that a derivative by one operand takes no way through another.
+            return value.view_as(value) if again else value.detach().requires_grad_(need)
+
         with torch.enable_grad():
+            operands = [
+                operand(next(saved), need) if other is None else other
+                for other, need in zip(ctx.others, needs, strict=True)
+            ]
             results = ctx.token.call.function(*operands)
         pairs = [
             (v, g)
@@ -322,7 +328,7 @@ class _KeptCallAutograd(torch.autograd.Function):
                 wanted,
                 [g for _, g in pairs],
                 allow_unused=True,
-                create_graph=torch.is_grad_enabled(),
+                create_graph=again,
             )
         )
         return (None, *(next(found) if need else None for need in needs))
