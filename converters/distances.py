@@ -126,8 +126,10 @@ def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
     """Gradient of the first operand."""
     batch = _batch_of(x1, x2)
     sizes = [*batch, *shape(x1)[-2:]]
-    if p == 0 or any(s == 0 for s in [*sizes, shape(x2)[-2]]):
+    if p == 0:
         return full(sizes, 0, dtype(x1))
+    if any(s == 0 for s in [*sizes, shape(x2)[-2]]):
+        return full(shape(x1), 0, dtype(x1))  # eager does not broadcast these
     operands = [_batched(v, batch) for v in (grad, x1, x2, cdist)]
     found = te_call(
         lambda *tensors: _te_gradient(*tensors, p), *operands, primfunc_name_hint="cdist_backward"

@@ -30,6 +30,7 @@ from .common import (
     te_call,
     tirx,
 )
+from .indexing import gather
 from .reductions import full, wide
 
 aten = torch.ops.aten
@@ -191,8 +192,8 @@ def searchsorted(
     sorter: Any = None,
 ) -> Any:
     """Where each value would be inserted, on the left of equals by default; NaN at the end."""
-    if sorter is not None:
-        raise Unsupported("sorter")
+    if sorter is not None and not _trivial(sorted_sequence):
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
     return _search(sorted_sequence, self, out_int32, right or side == "right")
 
 
@@ -207,8 +208,8 @@ def searchsorted_scalar(
     sorter: Any = None,
 ) -> Any:
     """`searchsorted` of a number."""
-    if sorter is not None:
-        raise Unsupported("sorter")
+    if sorter is not None and not _trivial(sorted_sequence):
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
     return _search_number(sorted_sequence, self, out_int32, right or side == "right")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ def reduced_shape(x: Any, dims: Sequence[int], keepdim: bool) -> list[Any]:
 
 def full(sizes: Sequence[Any], value: float, kind: str) -> Any:
     """A tensor of one value."""
+    if not math.isfinite(value):  # which TVM's rule for `R.full` fails on
+        return op.broadcast_to(scalar(value, kind), shape_expr(sizes))
     return op.full(shape_expr(sizes), scalar(value, kind), kind)
 
 
