@@ -18,6 +18,7 @@ from .codegen import NAME
 from .library import PREFIX, use_library
 from .lift import lift
 from .target import as_target
+from .threads import share_threads
 
 
 def lower(
@@ -65,9 +66,7 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     with target:
-        return relax.build(
-            lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME
-        )
+        return relax.build(lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
 
 
 def _to_virtual_machine() -> Any:

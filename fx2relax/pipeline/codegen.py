@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from .bfloat import widen_bfloat16
+from .bfloat import bfloat16_bits
 from .tir import NotHandled
 from .vector import Vectorize
 from .vectormath import VectorMath
@@ -46,10 +46,10 @@ def _host_passes() -> Any:
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
                 plain.FlattenBuffer(),
-                widen_bfloat16,
+                bfloat16_bits,
                 _vectorize,
-                plain.ConvertSSA(),
                 plain.BF16ComputeLegalize(),
+                plain.ConvertSSA(),
                 plain.NarrowDataType(32),
                 plain.VectorizeLoop(True),
                 plain.StorageRewrite(),

@@ -288,7 +288,9 @@ def _inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
     inner = [loops[a.var] for a in reduce]
     if keep is not None and keep.var in loops:
         kept = loops[keep.var]
-        outer = [x for a, x in zip([a for a in axes if a.kind == SPATIAL], spatial) if a is not keep]
+        outer = [
+            x for a, x in zip([a for a in axes if a.kind == SPATIAL], spatial) if a is not keep
+        ]
         sch.reorder(*outer, *inner, kept)
         init = sch.decompose_reduction(block.rv, inner[0])
         sch.annotate(sch.get_loops(init)[-1], VECTOR, 1)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, topi
+
+_HALF = ("float16", "bfloat16")
+_SUMS = [
+    "relax.matmul",
+    *(f"relax.nn.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")),
+]
+Rule = Callable[[Any, Any], Any]
 
 
 def legalize(mod: Any) -> Any:
@@ -14,6 +22,34 @@ def legalize(mod: Any) -> Any:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(),
+            relax.transform.LegalizeOps({name: _summed_in_float32(name) for name in _SUMS}),
         ]
     )(mod)
+
+
+def _summed_in_float32(name: str) -> Rule:
+    """TVM's own rule, but half precision is summed in float32 and rounded once."""
+    operator = tvm.ir.Op.get(name)
+    default: Rule = operator.get_attr("FLegalize")
+
+    def rule(builder: Any, call: Any) -> Any:
+        dtype = str(call.ty.dtype)
+        if dtype not in _HALF:
+            return default(builder, call)
+        wide = builder.normalize(_wide(name, call))
+        return builder.call_te(topi.cast, builder.emit(default(builder, wide)), dtype)
+
+    return rule
+
+
+def _wide(name: str, call: Any) -> Any:
+    """The same call with a float32 result."""
+    if name == "relax.matmul":
+        return relax.op.matmul(*call.args, out_dtype="float32")
+    attrs = call.attrs
+    names = ["strides", "padding", "dilation", "data_layout", "kernel_layout", "out_layout"]
+    if "transpose" in name:
+        names.append("output_padding")
+    make = getattr(relax.op.nn, name.rsplit(".", 1)[1])
+    settings = {key: getattr(attrs, key) for key in names}
+    return make(*call.args, **settings, groups=int(attrs.groups), out_dtype="float32")

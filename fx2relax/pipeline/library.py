@@ -135,7 +135,9 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             operands.append(self.visit_expr(product.bias))
         arguments = [*operands, *product.settings]
         return relax.call_dps_packed(
-            PREFIX + product.name, relax.Tuple(arguments), out_ty=relax.TensorType(_sizes(call), _dtype(call))
+            PREFIX + product.name,
+            relax.Tuple(arguments),
+            out_ty=relax.TensorType(_sizes(call), _dtype(call)),
         )
 
     def describe(self, value: Any) -> _Product | None:
@@ -292,7 +294,10 @@ def _attention(call: Any, uses: _Uses) -> _Product | None:
         order |= 0 if source is None else 1 << n
         operands.append(x if source is None else source)
     operands += list(call.args[3:4])
-    settings = [relax.ShapeExpr([causal, order]), relax.prim_value(tvm.tirx.FloatImm("float64", scale))]
+    settings = [
+        relax.ShapeExpr([causal, order]),
+        relax.prim_value(tvm.tirx.FloatImm("float64", scale)),
+    ]
     return _Product("attention", operands, bias_axis=0, settings=settings)
 
 

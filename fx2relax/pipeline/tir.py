@@ -29,6 +29,11 @@ _BINARY: tuple[Any, ...] = (
     tirx.GE,
     tirx.And,
     tirx.Or,
+    tirx.BitwiseAnd,
+    tirx.BitwiseOr,
+    tirx.BitwiseXor,
+    tirx.LShift,
+    tirx.RShift,
 )
 
 
@@ -73,6 +78,11 @@ class Rewriter:
             raise NotHandled(kind)
         return handler(self, node)
 
+    def store(self, node: Any) -> Any:
+        """Rewrite a store's value and indices."""
+        new = self.exprs([node.value, *node.indices])
+        return node if new is None else tirx.BufferStore(node.buffer, new[0], new[1:])
+
 
 def _binary(cls: Any) -> Callable[[Rewriter, Any], Any]:
     def handle(self: Rewriter, node: Any) -> Any:
@@ -87,6 +97,12 @@ def _not(self: Rewriter, node: Any) -> Any:
     a = node.a
     x = self.expr(a)
     return node if x is a else tirx.Not(x)
+
+
+def _bitwise_not(self: Rewriter, node: Any) -> Any:
+    a = node.a
+    x = self.expr(a)
+    return node if x is a else tirx.BitwiseNot(x)
 
 
 def _cast(self: Rewriter, node: Any) -> Any:
@@ -108,7 +124,9 @@ def _let(self: Rewriter, node: Any) -> Any:
 def _call(self: Rewriter, node: Any) -> Any:
     args = list(node.args)
     new = self.exprs(args)
-    return node if new is None else Call(node.op, new, node.attrs, list(node.ty_args), ret_ty=node.ty)
+    return (
+        node if new is None else Call(node.op, new, node.attrs, list(node.ty_args), ret_ty=node.ty)
+    )
 
 
 def _load(self: Rewriter, node: Any) -> Any:
@@ -131,6 +149,7 @@ _LEAVES = {"Var", "IntImm", "FloatImm", "StringImm", "PrimVar"}
 _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
     **{cls: _binary(cls) for cls in _BINARY},
     tirx.Not: _not,
+    tirx.BitwiseNot: _bitwise_not,
     tirx.Cast: _cast,
     tirx.Select: _select,
     tirx.Let: _let,
@@ -179,11 +198,6 @@ def _if(self: Rewriter, node: Any) -> Any:
     return tirx.IfThenElse(cond, then, other)
 
 
-def _store(self: Rewriter, node: Any) -> Any:
-    new = self.exprs([node.value, *node.indices])
-    return node if new is None else tirx.BufferStore(node.buffer, new[0], new[1:])
-
-
 def _bind(self: Rewriter, node: Any) -> Any:
     value = node.value
     if type(value) not in _EXPRS and type(value).__name__ not in _LEAVES:
@@ -217,7 +231,7 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "SeqStmt": _seq,
     "For": _for,
     "IfThenElse": _if,
-    "BufferStore": _store,
+    "BufferStore": Rewriter.store,
     "Bind": _bind,
     "Evaluate": _evaluate,
     "AttrStmt": _attr,

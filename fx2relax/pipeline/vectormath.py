@@ -107,43 +107,27 @@ def sigmoid(x: Any) -> Any:
     )
 
 
-_TANH_TOP = (
-    -2.76076847742355e-16,
-    2.00018790482477e-13,
-    -8.60467152213735e-11,
-    5.12229709037114e-08,
-    1.48572235717979e-05,
-    6.37261928875436e-04,
-    4.89352455891786e-03,
-)
-_TANH_BOTTOM = (
-    1.19825839466702e-06,
-    1.18534705686654e-04,
-    2.26843463243900e-03,
-    4.89352518554385e-03,
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
 )
 
 
 def tanh(x: Any) -> Any:
-    """A rational function of x; tiny arguments are their own tanh."""
+    """A polynomial near zero, 1 - 2 / (e**(2 |x|) + 1) beyond."""
 
-    def inside(v: Any) -> Any:
-        return bind(
-            v * v,
-            lambda s: v * horner(s, _TANH_TOP) / horner(s, _TANH_BOTTOM),
+    def both(v: Any, a: Any) -> Any:
+        small = bind(v * v, lambda s: horner(s, _TANH) * s * v + v)
+        large = bind(
+            f32(1.0) - f32(2.0) / (exp(a + a) + f32(1.0)),
+            lambda y: tirx.Select(v < f32(0.0), f32(0.0) - y, y),
         )
+        return tirx.Select(a > f32(0.625), large, small)
 
-    return bind(
-        x,
-        lambda v: tirx.Select(
-            tirx.abs(v) < f32(4e-4), v, bind(_clamp(v, 7.90531110763549805), inside)
-        ),
-    )
-
-
-def _clamp(x: Any, limit: float) -> Any:
-    high = tirx.Select(x > f32(limit), f32(limit), x)
-    return tirx.Select(x < f32(-limit), f32(-limit), high)
+    return bind(x, lambda v: bind(tirx.abs(v), lambda a: both(v, a)))
 
 
 _ERF_SMALL = (
@@ -267,27 +251,104 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "tirx.log10": lambda x: log(x) * f32(math.log10(math.e)),
     "tirx.exp2": lambda x: exp(x * f32(math.log(2.0))),
 }
+_LARGEST = {
+    3.4028234663852886e38,  # float32
+    1.7976931348623157e308,
+    65504.0,  # float16
+    3.3895313892515355e38,  # bfloat16
+}
 _HALVES = ("float16", "bfloat16")
 
 
-def _take_nan(node: Any, larger: bool) -> Any:
+def _extreme(node: Any, larger: bool) -> Any:
+    dtype = str(node.ty.dtype)
+    if dtype == "bfloat16":
+        # Exact in float32, and so back again.
+        return _to_bfloat16(
+            tirx.Cast(
+                dtype,
+                _take_nan(*(_from_bfloat16(tirx.Cast(F32, x)) for x in (node.a, node.b)), larger),
+            )
+        )
+    return _take_nan(node.a, node.b, larger) if dtype.startswith("float") else node
+
+
+def _take_nan(left: Any, right: Any, larger: bool) -> Any:
     def choose(a: Any, b: Any) -> Any:
         wins = a > b if larger else a < b
-        return tirx.Select(tirx.Or(wins, a != a), a, b)
+        return tirx.Select(tirx.Or(wins, _is_nan(a)), a, b)
 
-    return bind(node.a, lambda a: bind(node.b, lambda b: choose(a, b)))
+    return bind(left, lambda a: bind(right, lambda b: choose(a, b)))
+
+
+def _is_nan(x: Any) -> Any:
+    """By the bits: TVM simplifies `x != x` to False, and does not vectorise its isnan."""
+    dtype = str(x.ty.dtype)
+    if dtype not in _INFINITE_BITS:
+        return tirx.isnan(x)
+    unsigned = dtype.replace("float", "uint")
+    sign = tirx.const((1 << (int(dtype[5:]) - 1)) - 1, unsigned)
+    bits = tirx.reinterpret(unsigned, x) & sign
+    return bits > tirx.const(_INFINITE_BITS[dtype], unsigned)
+
+
+_INFINITE_BITS = {"float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
+
+
+def _from_bfloat16(node: Any) -> Any:
+    """A cast to float32: the bits are its upper half."""
+    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", node.value))
+    return tirx.reinterpret(F32, bits << tirx.const(16, "uint32"))
+
+
+def _to_bfloat16(node: Any) -> Any:
+    """A cast from float32, to nearest even, with its operand computed once and NaN kept.
+
+    TVM's own repeats the operand, so that a chain of casts grows as a power of two.
+    """
+    if str(node.value.ty.dtype) != F32:
+        return node
+
+    def u32(value: int) -> Any:
+        return tirx.const(value, "uint32")
+
+    def rounded(bits: Any) -> Any:
+        even = (bits >> u32(16)) & u32(1)
+        nan = (bits & u32(0x7FFFFFFF)) > u32(0x7F800000)
+        return tirx.Select(nan, u32(0x7FC0), (bits + even + u32(0x7FFF)) >> u32(16))
+
+    # The Let stays inside: TVM's storage pass knows bfloat16 only as the type of this node.
+    bits = bind(tirx.reinterpret("uint32", node.value), rounded)
+    return tirx.reinterpret("bfloat16", tirx.Cast("uint16", bits))
 
 
 class VectorMath(Rewriter):
     """Puts the functions of this module in the place of calls to libm."""
+
+    def visit_BufferStore(self, node: Any) -> Any:  # noqa: N802
+        """Any store; the neutral element of a max or min is infinite, where TVM's is finite."""
+        new = Rewriter.store(self, node)
+        value = new.value
+        wide = value.value if isinstance(value, tirx.Cast) else value
+        if not isinstance(wide, tirx.FloatImm) or abs(float(wide.value)) not in _LARGEST:
+            return new
+        infinite = tirx.const(math.copysign(math.inf, float(wide.value)), str(wide.ty.dtype))
+        if isinstance(value, tirx.Cast):
+            infinite = tirx.Cast(value.ty.dtype, infinite)
+        return tirx.BufferStore(new.buffer, infinite, list(new.indices))
 
     def leave(self, node: Any) -> Any:
         """A polynomial for a call that has one; max and min that keep NaN."""
         kind = type(node)
         if kind is tvm.ir.Call:
             return self._call(node)
-        if kind in (tirx.Max, tirx.Min) and str(node.ty.dtype).startswith(("float", "bfloat")):
-            return _take_nan(node, kind is tirx.Max)
+        if kind in (tirx.Max, tirx.Min):
+            return _extreme(node, kind is tirx.Max)
+        if kind is tirx.Cast and str(node.ty.dtype) == "bfloat16":
+            return _to_bfloat16(node)
+        if kind is tirx.Cast and str(node.value.ty.dtype) == "bfloat16":
+            wide = _from_bfloat16(node)
+            return wide if str(node.ty.dtype) == F32 else tirx.Cast(node.ty.dtype, wide)
         return node
 
     @staticmethod
@@ -299,5 +360,8 @@ class VectorMath(Rewriter):
         if dtype == F32:
             return function(node.args[0])
         if dtype in _HALVES:
-            return tirx.Cast(dtype, function(tirx.Cast(F32, node.args[0])))
+            wide = tirx.Cast(F32, node.args[0])
+            if dtype == "float16":
+                return tirx.Cast(dtype, function(wide))
+            return _to_bfloat16(tirx.Cast(dtype, function(_from_bfloat16(wide))))
         return node
