@@ -151,11 +151,9 @@ class _Source:
     def __init__(self, program: fx.GraphModule | torch.export.ExportedProgram) -> None:
         self.constants: set[str] = set()
         self.given: dict[str, Any] | None = None
-        self.order: list[str] = []
         if isinstance(program, torch.export.ExportedProgram):
             signature = program.graph_signature
             self.constants = set(signature.inputs_to_lifted_tensor_constants.values())
-            self.order = list(program.state_dict)
             users = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
             values = {n.name: n.meta.get("val") for n in program.graph.nodes}
             self.given = {name: values[name] for name in users}
@@ -172,7 +170,7 @@ class _Source:
         parameters = dict(gm.named_parameters(remove_duplicate=False))
         buffers = dict(gm.named_buffers(remove_duplicate=False))
         every: dict[str, torch.Tensor] = {**parameters, **buffers}
-        order = [*self.order, *gm.state_dict(keep_vars=True), *every]
+        order = [*gm.state_dict(keep_vars=True), *every]
         found: dict[str, tuple[str, torch.Tensor]] = {}
         seen: set[int] = set()
         for name in dict.fromkeys(order):
@@ -247,7 +245,7 @@ class _Named(fx.Interpreter):
         if fault:
             where = source_line(node) or node.format_node()
             raise ImportFailure(
-                f"{fault} at {where}\nGive that size as an int, or change the model so that it "
+                f"{where}: {fault}\nGive that size as an int, or change the model so that it "
                 "works for every size."
             )
 

@@ -59,7 +59,7 @@ class Inputs:
             value = env.replacements.get(symbol, symbol)
             if value != symbol:
                 needed = self.with_names(str(value))
-                return f"the size {name!r} is symbolic, but the model needs {name} = {needed}"
+                return f"the size {name!r} is symbolic, and this works for {name} = {needed} only"
         return ""
 
     def with_names(self, text: str) -> str:
