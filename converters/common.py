@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fx2relax.casting import cast, scalar
 from fx2relax.compat import (
     BlockBuilder,
     Expr,
@@ -20,7 +21,6 @@ from fx2relax.compat import (
     topi,
 )
 from fx2relax.errors import Unsupported
-from fx2relax.casting import cast, scalar
 from fx2relax.registry import Promotion, converts
 
 __all__ = [
@@ -109,7 +109,10 @@ def const(value: bool | int | float, like: Any) -> Any:
 
 def reshape(x: Any, sizes: Sequence[Any]) -> Any:
     """The same elements in another shape; no size may be -1."""
-    return op.reshape(emit(x), shape_expr(sizes))
+    x = emit(x)
+    if any(isinstance(s, int) and s == 0 for s in sizes):  # to TVM's reshape 0 is a size to copy
+        return op.zeros(shape_expr(sizes), dtype_of(x))
+    return op.reshape(x, shape_expr(sizes))
 
 
 def product(sizes: Sequence[Any]) -> Any:

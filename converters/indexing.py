@@ -17,6 +17,7 @@ from .common import (
     product,
     reshape,
     shape,
+    shape_expr,
     te,
     te_call,
 )
@@ -111,8 +112,8 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
     rank = ndim(index)
     if rank == 0:
         return reshape(gather(self, 0, reshape(index, [1])), [])
-    if rank != ndim(self):  # an empty index may have any rank
-        raise Unsupported("an index of another rank")
+    if any(isinstance(s, int) and s == 0 for s in shape(index)):  # of any rank
+        return op.zeros(shape_expr(shape(index)), dtype(self))
     axis = normalize_axis(dim, rank)
     sizes, extents = shape(self), shape(index)
     position = checked([index], [sizes[axis]], wrap=False, kind="RuntimeError")
