@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import operator
 import time
@@ -71,6 +72,7 @@ class _Compiler:
     def __init__(self, options: Options, names: list[tuple[str, str] | None]) -> None:
         self.options = options
         self.names = names
+        self.context = contextvars.copy_context()
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return self._compile(graph, self._specs(graph, freeze=True))
@@ -79,10 +81,9 @@ class _Compiler:
         return self._compile(graph, self._specs(graph, freeze=False))
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        specs = _plain_specs(graph)
-        # The backward graph is compiled when it is first run, outside of the call's scope.
-        with registry.overrides(self.options.converters):
-            return self._compile(graph, specs)
+        # The backward graph may be compiled when it is first run, outside of the scope of the
+        # overrides that were in force for the forward.
+        return self.context.copy().run(self._compile, graph, _plain_specs(graph))
 
     def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
         specs = _plain_specs(graph)

@@ -41,7 +41,9 @@ def rule(target: Any) -> Callable[..., Any] | None:
     """The decomposition of one overload, if it has one that is worth having."""
     if target in _OURS:
         return _OURS[target]
-    if target in _NEVER or not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or target in _NEVER:
+        return None
+    if target._schema.is_mutable:  # functionalisation has taken these apart already
         return None
     found = decomposition_table.get(target)
     return None if found is None or _only_renames(target) else found
