@@ -1,54 +1,26 @@
-"""Arithmetic, comparison and logic on elements, with PyTorch's promotion."""
+"""Sums, differences, products, quotients and powers of elements, with PyTorch's promotion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .common import Promotion, const, converts, dtype, op
+from fx2relax.compat import const_number, is_prim_expr
+
+from .common import Expr, Promotion, cast, const, converts, dtype, is_float, op, tirx
+from .division import int_quotient
+from .elementwise import copysign, elementwise, extern, let, number, select
 
 aten = torch.ops.aten
-
-# Overloads whose Relax operator takes the promoted operands as they stand.
-_BINARY: dict[Any, tuple[Callable[..., Any], Promotion]] = {
-    aten.mul.Tensor: (op.multiply, Promotion.DEFAULT),
-    aten.mul.Scalar: (op.multiply, Promotion.DEFAULT),
-    aten.div.Tensor: (op.divide, Promotion.INT_TO_FLOAT),
-    aten.div.Scalar: (op.divide, Promotion.INT_TO_FLOAT),
-    aten.atan2.default: (op.atan2, Promotion.INT_TO_FLOAT),
-    aten.eq.Tensor: (op.equal, Promotion.ALWAYS_BOOL),
-    aten.eq.Scalar: (op.equal, Promotion.ALWAYS_BOOL),
-    aten.ne.Tensor: (op.not_equal, Promotion.ALWAYS_BOOL),
-    aten.ne.Scalar: (op.not_equal, Promotion.ALWAYS_BOOL),
-    aten.lt.Tensor: (op.less, Promotion.ALWAYS_BOOL),
-    aten.lt.Scalar: (op.less, Promotion.ALWAYS_BOOL),
-    aten.le.Tensor: (op.less_equal, Promotion.ALWAYS_BOOL),
-    aten.le.Scalar: (op.less_equal, Promotion.ALWAYS_BOOL),
-    aten.gt.Tensor: (op.greater, Promotion.ALWAYS_BOOL),
-    aten.gt.Scalar: (op.greater, Promotion.ALWAYS_BOOL),
-    aten.ge.Tensor: (op.greater_equal, Promotion.ALWAYS_BOOL),
-    aten.ge.Scalar: (op.greater_equal, Promotion.ALWAYS_BOOL),
-}
+prims = torch.ops.prims
 
 
-def _register_binary(target: Any, relax_op: Callable[..., Any], promote: Promotion) -> None:
-    def binary(self: Any, other: Any) -> Any:
-        return relax_op(self, other)
-
-    converts(target, promote=promote)(binary)
-
-
-for _target, (_op, _promote) in _BINARY.items():
-    _register_binary(_target, _op, _promote)
-
-
-@converts(aten.add.Tensor, promote=Promotion.DEFAULT)
+@converts(aten.add.Tensor, promote=Promotion.DEFAULT, promote_args=("self", "other"))
 def add(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     """``self + alpha * other``; on booleans the logical or."""
     if dtype(self) == "bool":
-        return op.logical_or(self, other)
+        return op.logical_or(self, _scaled(other, alpha))
     return op.add(self, _scaled(other, alpha))
 
 
@@ -58,7 +30,7 @@ def add_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     return add(self, other, alpha=alpha)
 
 
-@converts(aten.sub.Tensor, promote=Promotion.DEFAULT)
+@converts(aten.sub.Tensor, promote=Promotion.DEFAULT, promote_args=("self", "other"))
 def sub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     """``self - alpha * other``."""
     return op.subtract(self, _scaled(other, alpha))
@@ -70,5 +42,160 @@ def sub_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     return sub(self, other, alpha=alpha)
 
 
+@converts(aten.rsub.Tensor, promote=Promotion.DEFAULT, promote_args=("self", "other"))
+def rsub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """``other - alpha * self``."""
+    return sub(other, self, alpha=alpha)
+
+
+@converts(aten.rsub.Scalar, promote=Promotion.DEFAULT, promote_args=("self", "other"))
+def rsub_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
+    """`rsub` from a number."""
+    return sub(other, self, alpha=alpha)
+
+
 def _scaled(x: Any, alpha: Any) -> Any:
+    if dtype(x) == "bool":
+        return x if alpha else const(False, x)
+    if isinstance(alpha, Expr) or is_prim_expr(alpha):
+        return op.multiply(x, cast(alpha, dtype(x)))
     return x if alpha == 1 else op.multiply(x, const(alpha, x))
+
+
+@converts(aten.mul.Tensor, aten.mul.Scalar, promote=Promotion.DEFAULT, exact_scalars=True)
+def mul(self: Any, other: Any) -> Any:
+    """A product; on booleans the logical and."""
+    if dtype(self) == "bool":
+        return op.logical_and(self, other)
+    return op.multiply(self, other)
+
+
+@converts(aten.div.Tensor, aten.div.Scalar, promote=Promotion.INT_TO_FLOAT, exact_scalars=True)
+def div(self: Any, other: Any) -> Any:
+    """A quotient of floats; by zero infinite or NaN."""
+    divisor = const_number(other)
+    if divisor == 0:
+        # TVM refuses to divide by a literal zero; x * inf is x / 0 for every x.
+        infinite = float("inf") if str(divisor)[0] != "-" else float("-inf")
+        return op.multiply(self, const(infinite, self))
+    return op.divide(self, other)
+
+
+@converts(prims.div.default, promote=Promotion.DEFAULT)
+def prims_div(self: Any, other: Any) -> Any:
+    """A quotient of floats, or of integers rounded towards zero."""
+    return div(self, other) if is_float(self) else int_quotient(self, other, tirx.truncdiv)
+
+
+@converts(aten.reciprocal.default, prims.reciprocal.default, promote=Promotion.INT_TO_FLOAT)
+def reciprocal(self: Any) -> Any:
+    """``1 / self``."""
+    return op.divide(const(1.0, self), self)
+
+
+@converts(
+    aten.pow.Tensor_Tensor, aten.pow.Scalar, prims.pow.default, promote=Promotion.BOOL_TO_LONG
+)
+def power(self: Any, exponent: Any) -> Any:
+    """Integers to a negative power give 0 but for the bases 1 and -1."""
+    if is_float(self):
+        return op.power(self, exponent)
+    return elementwise("int_power", _int_power, self, exponent)
+
+
+# NO_OPMATH, since eager's float16 has no such forms: its -inf ** 0.5 is inf, others' is NaN.
+@converts(aten.pow.Tensor_Scalar, promote=Promotion.NO_OPMATH)
+def power_scalar(self: Any, exponent: Any) -> Any:
+    """Eager has forms of its own for half, whole and negative exponents, and so have we."""
+    known = const_number(exponent)
+    if dtype(self) == "bool":
+        return power_scalar(cast(self, "int64"), cast(exponent, "int64"))
+    roots = dtype(self) != "float16"
+    if dtype(self) in ("float16", "bfloat16"):
+        self, exponent = cast(self, "float32"), cast(exponent, "float32")
+    if known == 0:
+        return op.ones_like(self)
+    if known == 1:
+        return self
+    if known == 2:
+        return op.multiply(self, self)
+    if known == 3:
+        return op.multiply(op.multiply(self, self), self)
+    if not is_float(self):
+        return elementwise("int_power", _int_power, self, exponent)
+    if known == 0.5 and roots:
+        return op.sqrt(self)
+    if known == -0.5 and roots:
+        return op.rsqrt(self)
+    if known == -1 and roots:
+        return op.divide(const(1.0, self), self)
+    if known == -2:
+        return op.divide(const(1.0, self), op.multiply(self, self))
+    return elementwise("power", lambda x, y: extern("pow", x, y), self, exponent)
+
+
+def _int_power(base: Any, exponent: Any) -> Any:
+    """Repeated squaring, over as many bits as the exponent can have."""
+    one, zero = number(1, base), number(0, base)
+    if isinstance(exponent, tirx.IntImm):
+        return _known_power(base, int(exponent.value))
+    name = str(base.ty.dtype)
+    signed = not name.startswith("uint")
+    bits = int(name.removeprefix("u").removeprefix("int")) - signed
+
+    def step(bit: int, square: Any, result: Any) -> Any:
+        odd = tirx.NE((exponent >> number(bit, exponent)) & one, zero)
+
+        def then(done: Any) -> Any:
+            if bit + 1 == bits:
+                return done
+            return let(square * square, lambda s: step(bit + 1, s, done))
+
+        return let(select(odd, result * square, result), then)
+
+    positive = step(0, base, one)
+    if not signed:
+        return positive
+    sign = select(tirx.EQ(exponent & one, zero), one, number(-1, base))
+    negative = select(tirx.EQ(base, one), one, select(tirx.EQ(base, number(-1, base)), sign, zero))
+    return select(exponent < zero, negative, positive)
+
+
+def _known_power(base: Any, exponent: int) -> Any:
+    """A power with the exponent known: one product for each bit of it, and for each one-bit."""
+    one = number(1, base)
+    if exponent < 0:
+        sign = one if exponent % 2 == 0 else number(-1, base)
+        negative = select(tirx.EQ(base, number(-1, base)), sign, number(0, base))
+        return select(tirx.EQ(base, one), one, negative)
+    if exponent < 2:
+        return base if exponent else one
+
+    def half(root: Any) -> Any:
+        return root * root * base if exponent % 2 else root * root
+
+    return let(_known_power(base, exponent // 2), half)
+
+
+@converts(aten.hypot.default, prims.hypot.default, promote=Promotion.DEFAULT)
+def hypot(self: Any, other: Any) -> Any:
+    """The length of a right triangle's long side, without overflow."""
+    return elementwise("hypot", tirx.hypot, self, other)
+
+
+@converts(aten.nextafter.default, prims.nextafter.default, promote=Promotion.NO_OPMATH)
+def nextafter(self: Any, other: Any) -> Any:
+    """The next number that the dtype has in the other's direction."""
+    return elementwise("nextafter", tirx.nextafter, self, other)
+
+
+@converts(aten.atan2.default, prims.atan2.default, promote=Promotion.INT_TO_FLOAT)
+def atan2(self: Any, other: Any) -> Any:
+    """The angle of the point (other, self), signs of zeros told apart."""
+    return elementwise("atan2", lambda y, x: extern("atan2", y, x), self, other)
+
+
+@converts(aten.copysign.Tensor, aten.copysign.Scalar, promote=Promotion.INT_TO_FLOAT)
+def copysign_(self: Any, other: Any) -> Any:
+    """The magnitude of the one with the sign of the other, zeros and NaN included."""
+    return elementwise("copysign", copysign, self, other)

@@ -29,10 +29,10 @@ def cast(value: Any, dtype: str) -> Any:
     """
     number = const_number(value)
     if number is not None:
-        return value if dtype_of(value) == dtype else scalar(number, dtype)
+        return scalar(number, dtype)
     if isinstance(value, Expr) and not is_prim_expr(value):
         value = BlockBuilder.current().normalize(value)
-        source = dtype_of(value)
+        source = dtype_of(BlockBuilder.current().normalize(value))
         if source == dtype:
             return value
         if "float" in source and "int" in dtype:

@@ -106,6 +106,8 @@ def shape_expr(sizes: Any) -> Any:
 
 def const_number(expr: Any) -> bool | int | float | None:
     """The number that a 0-d Relax constant holds (`data` before TVM 0.27); None for all else."""
+    if isinstance(expr, tvm.ir.Call) and expr.op == tvm.ir.Op.get("relax.astype"):
+        return const_number(expr.args[0])  # bfloat16 has no constants of its own
     value = getattr(expr, "value", None)
     if not isinstance(expr, tvm.ir.GenericConst) or not isinstance(value, TVMTensor):
         return None
