@@ -75,7 +75,7 @@ def test_own_target_first_under_torch_compile(target, fn, converter, expected):
 
 def test_module_class_under_torch_compile():
     def doubled(module, x):
-        assert module.in_features == 4
+        assert module.in_features in (3, 4)
         product = op.matmul(x, op.permute_dims(module.weight))
         return op.multiply(op.add(product, module.bias), const(2.0, x))
 
