@@ -274,7 +274,7 @@ class Importer:
         return self.calls.emit(node)
 
     def _call(self, converter: Converter, node: Node) -> Any:
-        args = [self._argument(a) for a in node.args]
+        args = routes.in_memory_order(node, [self._argument(a) for a in node.args])
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
         if converter.promote is None:
             return converter.function(*args, **kwargs)

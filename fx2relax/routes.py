@@ -13,6 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, kept
+from fx2relax.compat import op
+from fx2relax.errors import ImportFailure, source_line
+from fx2relax.params import concrete, dense_permutation, is_dense
 from fx2relax.registry import lookup
 
 Node = torch.fx.Node
@@ -97,3 +100,29 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
     if any(n.target is node.target for n in graph.graph.nodes):
         return None
     return graph
+
+
+_STRIDED = {
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+}
+
+
+def in_memory_order(node: Node, args: list[Any]) -> list[Any]:
+    """The arguments of a node; what `as_strided` takes has its axes as they lie in memory.
+
+    Raises:
+        ImportFailure: a tensor that is a part of a larger memory, which the graph does not hold.
+    """
+    if node.target not in _STRIDED:
+        return args
+    val = node.args[0].meta["val"]  # type: ignore[union-attr]
+    sizes, strides = concrete(val.shape), concrete(val.stride())
+    whole = concrete([val.storage_offset()]) == [0]
+    if whole and (is_dense(sizes, strides) or 0 in sizes):
+        return args
+    permutation = dense_permutation(sizes, strides)
+    if not whole or permutation is None or "scatter" in str(node.target):
+        raise ImportFailure(f"{node.target} of a view, at {source_line(node)}")
+    return [op.permute_dims(args[0], permutation), *args[1:]]
