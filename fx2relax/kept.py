@@ -178,7 +178,6 @@ def keep_whole(
     for name, value in vars(gm).items():
         whole.__dict__.setdefault(name, value)
     whole.meta = dict(gm.meta)
-    whole.train(gm.training)
     return whole
 
 

@@ -125,12 +125,18 @@ def _groups(graph: fx.Graph, classes: Mapping[Any, Converter]) -> list[Group]:
     found: dict[tuple[Any, ...], Group] = {}
     if not classes:
         return []
+    named = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method"):
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        if node.target == "_guards_fn":  # input checks, which torch.export puts anywhere
             continue
         outer: list[tuple[str, str]] = []
         for key, (path, cls) in node.meta.get("nn_module_stack", {}).items():
+            if node.op == "call_module" and path == node.target:
+                break  # not inlined: the node calls the module itself
             outer.append((str(key), str(path)))
+            cls = named.get(cls, cls)  # torch.export writes classes by name
             converter = match_module(cls, classes) if isinstance(cls, type) else None
             if converter is not None:
                 group = Group(str(key), str(path), cls, converter)
@@ -145,36 +151,37 @@ def _keep_group(
     """Put one call in place of a group's nodes; returns why not, or an empty string."""
     module = resolve(group.path, group.cls)
     if module is None or type(module) is not group.cls:
-        return f"the module object at {group.path} was not found"
+        leaf = "" if group.path.startswith(("L[", "G[")) else "; make it a leaf when tracing"
+        return f"the module object at {group.path} is not in the graph{leaf}"
     if reason := altered(module):
         return reason
     inputs, outputs = group.inputs, group.outputs
     position = {node: i for i, node in enumerate(graph.nodes)}
     start = max((position[i] for i in inputs), default=-1)
-    uses = [position[u] for o in outputs for u in o.users if u not in set(group.nodes)]
+    inside = set(group.nodes)
+    uses = [position[u] for o in outputs for u in o.users if u not in inside]
     if uses and start >= min(uses):
         return "its nodes are interleaved with others that use them"
     weights = _weight_nodes(gm, module, inputs)
     others = [n for n in inputs if n not in weights.values() and not _is_number(n)]
-    solution = _solve(module, group, weights, others)
+    solution = _solve(gm, module, group, weights, others)
     if isinstance(solution, str):
         return solution
     args, kwargs, leaves = solution
     name = outputs[0].name if len(outputs) == 1 else group.cls.__name__.lower()
     callee = Callee(group.cls, group.converter, module, tuple(weights), name)
-    first = next(n for n in group.nodes if n is not None)
-    anchor = (
-        first if start < position[first] else next(n for n in graph.nodes if position[n] > start)
-    )
+    first = group.nodes[0]
+    late = (n for n in graph.nodes if position[n] > start)
+    anchor = first if start < position[first] else next(late)
     with graph.inserting_before(anchor):
         site = call_site(callee, any(n in written for n in group.nodes))
         whole = graph.call_function(site, (*weights.values(), *args), kwargs)
         whole.meta = dict(outputs[0].meta) if outputs else dict(first.meta)
         whole.meta.pop("example_value", None)
-        for output, leaf in zip(outputs, leaves, strict=True):
-            value = graph.call_function(_leaf, (whole, leaf))
+        for output, index in zip(outputs, leaves, strict=True):
+            value = graph.call_function(_leaf, (whole, index))
             value.meta = dict(output.meta)
-            output.replace_all_uses_with(value, lambda user: user not in group.nodes)
+            output.replace_all_uses_with(value, lambda user: user not in inside)
     for node in reversed(group.nodes):
         graph.erase_node(node)
     return ""
@@ -210,7 +217,11 @@ def _held(gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _solve(
-    module: torch.nn.Module, group: Group, weights: Mapping[str, fx.Node], others: list[fx.Node]
+    gm: fx.GraphModule,
+    module: torch.nn.Module,
+    group: Group,
+    weights: Mapping[str, fx.Node],
+    others: list[fx.Node],
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[int]] | str:
     """The arguments that the module was called with, and which of its results each output is.
 
@@ -227,7 +238,7 @@ def _solve(
         copies = fake_copies(mode, fakes)
         values = Values(len(nodes))
         try:
-            wanted = values.number(trace(_subgraph(group, nodes), copies))
+            wanted = values.number(trace(_subgraph(gm, group, nodes), copies))
         except Exception as error:
             return f"its nodes could not be traced ({error})"
         if wanted is None:
@@ -256,7 +267,7 @@ def _is_number(node: fx.Node) -> bool:
     return passed_as_tensor or isinstance(node.meta.get("example_value"), torch.SymFloat)
 
 
-def _subgraph(group: Group, inputs: Sequence[fx.Node]) -> Callable[..., Any]:
+def _subgraph(gm: fx.GraphModule, group: Group, inputs: Sequence[fx.Node]) -> Callable[..., Any]:
     """The group's nodes as a function of its inputs.
 
     A number such as a norm's ``eps`` becomes a constant, and reading it as a float tells Dynamo to
@@ -274,7 +285,7 @@ def _subgraph(group: Group, inputs: Sequence[fx.Node]) -> Callable[..., Any]:
                 node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda n: env[n])
             )
     graph.output([env[node] for node in group.outputs])
-    return fx.GraphModule(torch.nn.Module(), graph)
+    return fx.GraphModule(gm, graph)
 
 
 def _guesses(
@@ -296,8 +307,9 @@ def _guesses(
         if names & set(flag):
             continue
         # In the order of first use, then any order with repeats; None for optional ones.
-        choices: list[Any] = [*tensors, None]
-        spread = itertools.product(choices, repeat=given)
+        optional = [p.default is not p.empty for p in positional] + [False] * given
+        choices = [[*tensors, None] if optional[i] else tensors for i in range(given)]
+        spread = itertools.product(*choices)
         for args in itertools.chain([tuple(tensors)] if given == len(tensors) else [], spread):
             if set(tensors) <= set(args):
                 yield args, flag

@@ -427,3 +427,40 @@ def test_no_warning_where_all_is_kept() -> None:
         check_compiled(
             Shared(), (torch.randn(2, 3, 4),), nn.Linear, calls=4, grad=True, dynamic=False
         )
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
+
+
+def test_a_module_that_is_not_in_the_graph() -> None:
+    """`fx.symbolic_trace` and `torch.export` write what a module did and forget the module."""
+    network = nn.Sequential(Block())
+    traced = fx.symbolic_trace(network)
+    with declined("make it a leaf when tracing"):
+        assert keep_whole(traced, converters(Block)) is traced
+    program = torch.export.export(network, (torch.randn(2, 4),)).module()
+    with declined("is not in the graph"):
+        assert keep_whole(program, converters(nn.Linear)) is program
+
+
+def test_a_resolver_finds_the_modules_of_an_exported_program() -> None:
+    network = nn.Sequential(Block())
+    x = torch.randn(2, 4)
+    program = torch.export.export(network, (x,)).module()
+    asked = []
+
+    def resolve(path: str, cls: type) -> nn.Module:
+        asked.append((path, cls))
+        return network[0].fc
+
+    whole = keep_whole(program, converters(nn.Linear), resolve)
+    assert [cls for _, cls in asked] == [nn.Linear]
+    torch.testing.assert_close(whole(x), network(x))
+    traced = trace(whole, [x])
+    assert [n.target is kept_call for n in traced.graph.nodes].count(True) == 1
