@@ -57,9 +57,7 @@ def layer_norm(
 
 
 @converts(aten._fused_rms_norm.default)
-def rms_norm(
-    input: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None
-) -> Any:
+def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: float | None) -> Any:
     """Divides by the root of the mean square; gives the reciprocal root in float32 as well.
 
     Without an `eps` it is the machine epsilon of the dtype that is computed in.

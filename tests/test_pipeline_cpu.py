@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from pipeline_cases import module, run
-from tvm import relax, te, tirx, topi
 from tvm.script import relax as R
 
 CASES: list[tuple[str, Any, Any, list[tuple[int, ...]]]] = [

@@ -55,7 +55,7 @@ def grid(low: float, high: float) -> torch.Tensor:
     wide = torch.linspace(low, high, 200_003, dtype=torch.float64).float()
     tiny = torch.logspace(-44, 1, 20_001, dtype=torch.float64).float()
     tiny = tiny[(tiny <= high)]
-    return torch.cat([wide, tiny, -tiny[-tiny >= low], torch.tensor([e for e in EDGES])])
+    return torch.cat([wide, tiny, -tiny[-tiny >= low], torch.tensor(list(EDGES))])
 
 
 FUNCTIONS: list[tuple[str, Any, Any, float, float, float]] = [

@@ -1,8 +1,8 @@
-"""bfloat16 and float32 into one another by their bits, before TVM's BF16ComputeLegalize.
+"""bfloat16 as what it is: float32 in registers, its upper half in memory.
 
-That pass does not look inside the value of a `Let` that is no bfloat16 itself: a cast in there
-would later be taken for one from an unsigned integer. It also drops the rounding of a float32 that
-becomes a bfloat16 and a float32 again.
+TVM's BF16ComputeLegalize does not look inside the value of a `Let`, repeats the operand of every
+cast, so that a chain of them grows as a power of two, and drops the rounding of a float32 that
+becomes a bfloat16 and a float32 again. After this pass it finds nothing left to do.
 """
 
 from __future__ import annotations
@@ -14,39 +14,95 @@ from tvm import tirx
 
 from .tir import NotHandled, Rewriter, TensorLoad
 
+BF16, F32 = "bfloat16", "float32"
 
-class _Bits(Rewriter):
+
+def dtype_of(node: Any) -> str:
+    """The dtype of an expression; empty for one that is no number."""
+    return str(getattr(node.ty, "dtype", ""))
+
+
+class WidenBFloat16(Rewriter):
+    """Computes in float32 whatever was bfloat16; loads widen, stores round."""
+
+    def __init__(self) -> None:
+        self._vars: dict[Any, Any] = {}
+
+    def expr(self, node: Any) -> Any:
+        """A variable that held a bfloat16 holds its float32."""
+        if isinstance(node, tirx.Let) and dtype_of(node.var) == BF16:
+            wide = tirx.Var(node.var.name, F32)
+            self._vars[node.var] = wide
+            return tirx.Let(wide, self.expr(node.value), self.expr(node.body))
+        return super().expr(node)
+
     def leave(self, node: Any) -> Any:
-        if type(node) is not tirx.Cast or str(node.ty.dtype) != "float32":
+        """The float32 in the place of an expression that is a bfloat16 still."""
+        if dtype_of(node) != BF16:
             return node
-        value = node.value
-        if str(value.ty.dtype) != "bfloat16":
-            return node
-        if type(value) is TensorLoad:
-            bits = tirx.Cast("uint32", tirx.reinterpret("uint16", value))
-            return tirx.reinterpret("float32", bits << _u32(16))
-        if type(value) is tirx.Cast and str(value.value.ty.dtype) == "float32":
-            return rounded(value.value)
-        return node
+        if isinstance(node, TensorLoad):
+            return _widened(tirx.reinterpret("uint16", node))
+        if isinstance(node, tirx.FloatImm):
+            return tirx.const(float(node.value), F32)
+        if isinstance(node, tirx.Cast):
+            return _rounded(tirx.Cast(F32, node.value))
+        if isinstance(node, tvm.ir.Var) and node in self._vars:
+            return self._vars[node]
+        raise NotHandled(f"{type(node).__name__} of bfloat16")
 
+    def call(self, node: Any, args: list[Any]) -> Any:
+        """A call; one that gave a bfloat16 gives a float32."""
+        name = getattr(node.op, "name", "")
+        if name == "tirx.reinterpret":
+            if dtype_of(node) == BF16:
+                return _widened(args[0])
+            if dtype_of(node.args[0]) == BF16:
+                return _narrowed(args[0])
+        if dtype_of(node) == BF16:
+            if not name.startswith("tirx.") or name in ("tirx.call_extern", "tirx.call_packed"):
+                raise NotHandled(f"{name} of bfloat16")
+            return tvm.ir.Call(node.op, args, node.attrs, list(node.ty_args), ret_ty=F32)
+        return super().call(node, args)
 
-def rounded(value: Any) -> Any:
-    """A float32 rounded to the nearest bfloat16, ties to even."""
-    var = tirx.Var("wide", "float32")
-    bits = tirx.reinterpret("uint32", var)
-    odd = (bits >> _u32(16)) & _u32(1)
-    near = tirx.reinterpret("float32", (bits + _u32(0x7FFF) + odd) & _u32(0xFFFF0000))
-    return tirx.Let(var, value, tirx.Select(tirx.isnan(var), var, near))
+    def visit_BufferStore(self, node: Any) -> Any:
+        """A store; one of bfloat16 rounds."""
+        if str(node.buffer.dtype) != BF16:
+            return self.store(node)
+        value, *indices = (self.expr(x) for x in (node.value, *node.indices))
+        # TVM's storage pass knows bfloat16 as the type of this very node.
+        return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, _narrowed(value)), indices)
+
+    def visit_Bind(self, node: Any) -> Any:
+        """A variable of the statements that follow."""
+        if dtype_of(node.var) != BF16:
+            return self.bind(node)
+        value = self.expr(node.value)
+        wide = tirx.Var(node.var.name, F32)
+        self._vars[node.var] = wide
+        return tirx.Bind(wide, value)
 
 
 def _u32(value: int) -> Any:
     return tirx.const(value, "uint32")
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.BFloat16Bits")
-def bfloat16_bits(func: Any, mod: Any, ctx: Any) -> Any:
-    """Casts between bfloat16 and float32 as operations on their bits."""
-    try:
-        return func.with_body(_Bits().stmt(func.body))
-    except NotHandled:
-        return func
+def _widened(bits: Any) -> Any:
+    """A float32 from the bits of a bfloat16."""
+    return tirx.reinterpret(F32, tirx.Cast("uint32", bits) << _u32(16))
+
+
+def _upper_half(value: Any) -> Any:
+    """The nearest bfloat16's bits, ties to even, NaN kept, in the lower half of a uint32."""
+    var = tirx.Var("bits", "uint32")
+    even = (var >> _u32(16)) & _u32(1)
+    nan = (var & _u32(0x7FFFFFFF)) > _u32(0x7F800000)
+    near = (var + even + _u32(0x7FFF)) >> _u32(16)
+    return tirx.Let(var, tirx.reinterpret("uint32", value), tirx.Select(nan, _u32(0x7FC0), near))
+
+
+def _narrowed(value: Any) -> Any:
+    return tirx.Cast("uint16", _upper_half(value))
+
+
+def _rounded(value: Any) -> Any:
+    return tirx.reinterpret(F32, _upper_half(value) << _u32(16))

@@ -11,10 +11,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
-from .codegen import NAME
 from .library import PREFIX, use_library
 from .lift import lift
 from .target import as_target
@@ -65,6 +65,7 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
 def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
+    share_threads()
     with target:
         return relax.build(lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
 

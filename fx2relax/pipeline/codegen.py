@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from .bfloat import bfloat16_bits
+from .bfloat import WidenBFloat16
 from .tir import NotHandled
 from .vector import Vectorize
 from .vectormath import VectorMath
@@ -18,11 +18,12 @@ NAME = "fx2relax"
 _log = logging.getLogger(__name__)
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")  # type: ignore[misc, untyped-decorator]
 def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
     try:
-        body = Vectorize().stmt(func.body)
+        body = WidenBFloat16().stmt(func.body)
+        body = Vectorize().stmt(body)
         body = VectorMath().stmt(body)
     except NotHandled as error:
         _log.debug("a kernel stays scalar: it holds a %s", error)
@@ -31,7 +32,7 @@ def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
 
 
 def _host_passes() -> Any:
-    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")
+    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")  # type: ignore[misc, untyped-decorator]
     def lower(mod: Any, ctx: Any) -> Any:
         passes, plain = s_tir.transform, tirx.transform
         return tvm.transform.Sequential(
@@ -46,7 +47,6 @@ def _host_passes() -> Any:
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
                 plain.FlattenBuffer(),
-                bfloat16_bits,
                 _vectorize,
                 plain.BF16ComputeLegalize(),
                 plain.ConvertSSA(),

@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 
 from .blocks import REDUCTION, SPATIAL, Block, contiguous, leading, row_axes
 from .inline import inline_steps
+from .tir import uses
 from .vector import REDUCE, VECTOR
 
 _log = logging.getLogger(__name__)
@@ -94,16 +95,9 @@ def _common_rows(blocks: list[Block]) -> int:
     assert last.store is not None
     axes = row_axes(last, last.store.indices)[:count]
     lead = 0
-    while lead < len(axes) and axes[lead] == lead and not _dim_is_one(last, lead):
-        lead += 1
-    # Leading dimensions of one element cost nothing to share; count them only between others.
     while lead < len(axes) and axes[lead] == lead:
         lead += 1
     return lead
-
-
-def _dim_is_one(block: Block, axis: int) -> bool:
-    return False and block.axes[axis].length == 1
 
 
 def _schedule_rows(sch: Any, blocks: list[Block], rows: int, threads: int) -> None:
@@ -157,7 +151,7 @@ def _share(sch: Any, loops: list[Any], block: Block, threads: int) -> None:
 
 
 def _pointwise(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> None:
-    """Flatten the dimensions that every access walks alike; share the outer, vectorise the inner."""
+    """Flatten dimensions that all accesses walk alike; share the outer, vectorise the inner."""
     assert block.store is not None
     axes = block.axes
     if not axes:
@@ -202,8 +196,6 @@ def _flat_suffix(block: Block) -> int:
 
 def _walks(indices: list[Any], tail: list[Any]) -> bool:
     """Whether the indices end in exactly these axes, or mention none of them."""
-    from .tir import uses
-
     plain = len(indices) >= len(tail) and all(
         isinstance(i, tvm.ir.Var) and i.same_as(v)
         for i, v in zip(indices[len(indices) - len(tail) :], tail, strict=True)
@@ -288,9 +280,7 @@ def _inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
     inner = [loops[a.var] for a in reduce]
     if keep is not None and keep.var in loops:
         kept = loops[keep.var]
-        outer = [
-            x for a, x in zip([a for a in axes if a.kind == SPATIAL], spatial) if a is not keep
-        ]
+        outer = [loops[a.var] for a in axes if a.kind == SPATIAL and a is not keep]
         sch.reorder(*outer, *inner, kept)
         init = sch.decompose_reduction(block.rv, inner[0])
         sch.annotate(sch.get_loops(init)[-1], VECTOR, 1)
@@ -298,13 +288,11 @@ def _inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
         return
     if spatial:
         sch.reorder(*spatial, *inner)
-    last = reduce[-1]
     flat = _flat_reduction(block, reduce)
     loop = _fuse(sch, inner[len(inner) - flat :])
     first = inner[0] if flat < len(inner) else loop
     sch.annotate(loop, REDUCE, 1)
     sch.decompose_reduction(block.rv, first)
-    del last
 
 
 def _flat_reduction(block: Block, reduce: list[Any]) -> int:

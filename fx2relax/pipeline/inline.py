@@ -6,7 +6,7 @@ from typing import Any
 
 from .blocks import SPATIAL, Block
 
-# A step read at several places is copied to each: past this size the copies cost more than a buffer.
+# A step read at several places is copied to each: past this, copies cost more than a buffer.
 _MAX_SIZE = 600
 _MAX_REPEATED_COST = 8
 

@@ -27,9 +27,10 @@ _SPACE = {1: "W", 2: "HW", 3: "DHW"}
 _POINTWISE = frozenset(
     f"relax.{name}"
     for name in (
-        "add subtract multiply divide power maximum minimum where astype exp log sqrt rsqrt tanh "
-        "sigmoid erf negative abs clip nn.relu nn.gelu nn.gelu_tanh nn.silu nn.leakyrelu square"
-    ).split()
+        *("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "where"),
+        *("astype", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "negative", "abs"),
+        *("clip", "square", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.leakyrelu"),
+    )
 )
 
 

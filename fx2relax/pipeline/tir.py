@@ -78,6 +78,20 @@ class Rewriter:
             raise NotHandled(kind)
         return handler(self, node)
 
+    def call(self, node: Any, args: list[Any]) -> Any:
+        """A call with its arguments rewritten."""
+        if all(a is b for a, b in zip(args, node.args, strict=True)):
+            return node
+        return Call(node.op, args, node.attrs, list(node.ty_args), ret_ty=node.ty)
+
+    def bind(self, node: Any) -> Any:
+        """Rewrite the value of a variable of the statements that follow."""
+        value = node.value
+        if type(value) not in _EXPRS and type(value).__name__ not in _LEAVES:
+            return node
+        new = self.expr(value)
+        return node if new is value else tirx.Bind(node.var, new)
+
     def store(self, node: Any) -> Any:
         """Rewrite a store's value and indices."""
         new = self.exprs([node.value, *node.indices])
@@ -122,11 +136,7 @@ def _let(self: Rewriter, node: Any) -> Any:
 
 
 def _call(self: Rewriter, node: Any) -> Any:
-    args = list(node.args)
-    new = self.exprs(args)
-    return (
-        node if new is None else Call(node.op, new, node.attrs, list(node.ty_args), ret_ty=node.ty)
-    )
+    return self.call(node, [self.expr(a) for a in node.args])
 
 
 def _load(self: Rewriter, node: Any) -> Any:
@@ -198,14 +208,6 @@ def _if(self: Rewriter, node: Any) -> Any:
     return tirx.IfThenElse(cond, then, other)
 
 
-def _bind(self: Rewriter, node: Any) -> Any:
-    value = node.value
-    if type(value) not in _EXPRS and type(value).__name__ not in _LEAVES:
-        return node
-    new = self.expr(value)
-    return node if new is value else tirx.Bind(node.var, new)
-
-
 def _evaluate(self: Rewriter, node: Any) -> Any:
     value = node.value
     new = self.expr(value)
@@ -232,7 +234,7 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "For": _for,
     "IfThenElse": _if,
     "BufferStore": Rewriter.store,
-    "Bind": _bind,
+    "Bind": Rewriter.bind,
     "Evaluate": _evaluate,
     "AttrStmt": _attr,
     "While": _while,

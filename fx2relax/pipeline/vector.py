@@ -148,7 +148,7 @@ def _same_place(load: Any, store: Any) -> bool:
 def _reduce_loop(loop: Any) -> Any:
     """Several vectors of partial results, joined at the end, for `acc = acc op e`."""
     plain = rebuild_for(loop, loop.extent, loop.body)
-    store, var, dtype = loop.body, loop.loop_var, loop.loop_var.ty.dtype
+    store, var = loop.body, loop.loop_var
     if not isinstance(store, tirx.BufferStore) or type(store.value) not in _REDUCERS:
         return plain
     kind, element = type(store.value), store.value.b

@@ -257,20 +257,11 @@ _LARGEST = {
     65504.0,  # float16
     3.3895313892515355e38,  # bfloat16
 }
-_HALVES = ("float16", "bfloat16")
 
 
 def _extreme(node: Any, larger: bool) -> Any:
-    dtype = str(node.ty.dtype)
-    if dtype == "bfloat16":
-        # Exact in float32, and so back again.
-        return _to_bfloat16(
-            tirx.Cast(
-                dtype,
-                _take_nan(*(_from_bfloat16(tirx.Cast(F32, x)) for x in (node.a, node.b)), larger),
-            )
-        )
-    return _take_nan(node.a, node.b, larger) if dtype.startswith("float") else node
+    floating = str(node.ty.dtype).startswith("float")
+    return _take_nan(node.a, node.b, larger) if floating else node
 
 
 def _take_nan(left: Any, right: Any, larger: bool) -> Any:
@@ -295,37 +286,10 @@ def _is_nan(x: Any) -> Any:
 _INFINITE_BITS = {"float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
 
 
-def _from_bfloat16(node: Any) -> Any:
-    """A cast to float32: the bits are its upper half."""
-    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", node.value))
-    return tirx.reinterpret(F32, bits << tirx.const(16, "uint32"))
-
-
-def _to_bfloat16(node: Any) -> Any:
-    """A cast from float32, to nearest even, with its operand computed once and NaN kept.
-
-    TVM's own repeats the operand, so that a chain of casts grows as a power of two.
-    """
-    if str(node.value.ty.dtype) != F32:
-        return node
-
-    def u32(value: int) -> Any:
-        return tirx.const(value, "uint32")
-
-    def rounded(bits: Any) -> Any:
-        even = (bits >> u32(16)) & u32(1)
-        nan = (bits & u32(0x7FFFFFFF)) > u32(0x7F800000)
-        return tirx.Select(nan, u32(0x7FC0), (bits + even + u32(0x7FFF)) >> u32(16))
-
-    # The Let stays inside: TVM's storage pass knows bfloat16 only as the type of this node.
-    bits = bind(tirx.reinterpret("uint32", node.value), rounded)
-    return tirx.reinterpret("bfloat16", tirx.Cast("uint16", bits))
-
-
 class VectorMath(Rewriter):
     """Puts the functions of this module in the place of calls to libm."""
 
-    def visit_BufferStore(self, node: Any) -> Any:  # noqa: N802
+    def visit_BufferStore(self, node: Any) -> Any:
         """Any store; the neutral element of a max or min is infinite, where TVM's is finite."""
         new = Rewriter.store(self, node)
         value = new.value
@@ -344,11 +308,6 @@ class VectorMath(Rewriter):
             return self._call(node)
         if kind in (tirx.Max, tirx.Min):
             return _extreme(node, kind is tirx.Max)
-        if kind is tirx.Cast and str(node.ty.dtype) == "bfloat16":
-            return _to_bfloat16(node)
-        if kind is tirx.Cast and str(node.value.ty.dtype) == "bfloat16":
-            wide = _from_bfloat16(node)
-            return wide if str(node.ty.dtype) == F32 else tirx.Cast(node.ty.dtype, wide)
         return node
 
     @staticmethod
@@ -359,9 +318,6 @@ class VectorMath(Rewriter):
         dtype = str(node.ty.dtype)
         if dtype == F32:
             return function(node.args[0])
-        if dtype in _HALVES:
-            wide = tirx.Cast(F32, node.args[0])
-            if dtype == "float16":
-                return tirx.Cast(dtype, function(wide))
-            return _to_bfloat16(tirx.Cast(dtype, function(_from_bfloat16(wide))))
+        if dtype == "float16":
+            return tirx.Cast(dtype, function(tirx.Cast(F32, node.args[0])))
         return node

@@ -84,7 +84,7 @@ def _convolution(*arguments: Any) -> None:
 
 
 def _attention(*arguments: Any) -> None:
-    """Queries, keys and values as (batch, sequence, heads, size), or heads first where a bit says so.
+    """Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
 
     Settings: the causal mask (0 none, 1 from the top left, 2 from the bottom right) and the bits.
     """

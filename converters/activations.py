@@ -1,0 +1,36 @@
+"""Activations that keep a name of their own in Relax; PyTorch decomposes the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .common import Promotion, converts, op
+from .elementwise import elementwise, number, select
+
+aten = torch.ops.aten
+
+
+@converts(aten.relu.default, promote=Promotion.DEFAULT)
+def relu(self: Any) -> Any:
+    """What is above zero; NaN and -0.0 stay, which TVM's own relu drops."""
+    return elementwise("relu", lambda x: select(x < number(0, x), number(0, x), x), self)
+
+
+@converts(aten.leaky_relu.default, promote=Promotion.DEFAULT, promote_args=("self",))
+def leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
+    """``self`` above zero, ``negative_slope * self`` elsewhere."""
+    return op.nn.leakyrelu(self, float(negative_slope))
+
+
+@converts(aten.gelu.default, promote=Promotion.DEFAULT, promote_args=("self",))
+def gelu(self: Any, *, approximate: str = "none") -> Any:
+    """``self`` times the normal distribution's weight below it, or its form with tanh."""
+    return op.nn.gelu(self) if approximate == "none" else op.nn.gelu_tanh(self)
+
+
+@converts(aten.silu.default, promote=Promotion.DEFAULT)
+def silu(self: Any) -> Any:
+    """``self * sigmoid(self)``."""
+    return op.nn.silu(self)
