@@ -11,7 +11,7 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-# What the client's event loop and sockets warn of is not ours. What the notebook's own code warns of
+# What the event loop and sockets of the client warn of is not ours. What the notebook warns of
 # is written to the kernel's stderr, which must stay empty.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -137,9 +137,27 @@ def test_nan_goes_through(body: Any, eager: Any, dtype: str) -> None:
     torch.testing.assert_close(got, eager(x, y), rtol=0, atol=0, equal_nan=True)
 
 
-def test_extremes_of_infinities() -> None:
-    x = torch.full((3, 100), -INF)
-    assert run(module(lambda b, x: R.max(x, -1), x.shape), x).tolist() == [-INF] * 3
-    assert run(module(lambda b, x: R.min(x, -1), x.shape), -x).tolist() == [INF] * 3
-    few = x[:, :5].contiguous()
-    assert run(module(lambda b, x: R.max(x, -1), few.shape), few).tolist() == [-INF] * 3
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_extremes_of_infinities(dtype: str) -> None:
+    for width in (5, 100):
+        x = torch.full((3, width), -INF, dtype=getattr(torch, dtype))
+        largest = module(lambda b, x: R.max(x, -1), x.shape, dtypes=dtype)
+        smallest = module(lambda b, x: R.min(x, -1), x.shape, dtypes=dtype)
+        assert run(largest, x).tolist() == [-INF] * 3
+        assert run(smallest, -x).tolist() == [INF] * 3
+
+
+def test_a_bfloat16_cast_in_between_rounds() -> None:
+    def body(b: Any, x: Any, y: Any) -> Any:
+        total = x
+        for _ in range(12):
+            half = b.emit(R.astype(b.emit(R.add(total, y)), "bfloat16"))
+            total = b.emit(R.astype(half, "float32"))
+        return total
+
+    x, y = torch.randn(33), torch.randn(33)
+    expected = x
+    for _ in range(12):
+        expected = (expected + y).bfloat16().float()
+    got = run(module(body, x.shape, y.shape), x, y)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -15,6 +15,7 @@ from tvm import tirx
 from .tir import NotHandled, Rewriter, TensorLoad
 
 BF16, F32 = "bfloat16", "float32"
+LARGEST = 3.3895313892515355e38
 
 
 def dtype_of(node: Any) -> str:
@@ -68,6 +69,11 @@ class WidenBFloat16(Rewriter):
         """A store; one of bfloat16 rounds."""
         if str(node.buffer.dtype) != BF16:
             return self.store(node)
+        if isinstance(node.value, tirx.FloatImm) and abs(float(node.value.value)) == LARGEST:
+            # The neutral element of a max or min; see `vectormath`.
+            bits = 0x7F80 if float(node.value.value) > 0 else 0xFF80
+            infinite = tirx.reinterpret(BF16, tirx.const(bits, "uint16"))
+            return tirx.BufferStore(node.buffer, infinite, list(node.indices))
         value, *indices = (self.expr(x) for x in (node.value, *node.indices))
         # TVM's storage pass knows bfloat16 as the type of this very node.
         return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, _narrowed(value)), indices)
