@@ -11,11 +11,13 @@ from .common import Promotion, cast, converts, dtype, is_float, op, tirx
 from .elementwise import (
     elementwise,
     is_floating,
+    is_nan,
     logical_not,
     nan_max,
     nan_min,
     not_equal,
     number,
+    same_tensor,
     select,
 )
 
@@ -25,6 +27,8 @@ prims = torch.ops.prims
 
 def equal(a: Any, b: Any) -> Any:
     """Whether two promoted tensors are equal; NaN equals nothing."""
+    if is_float(a) and same_tensor(a, b):
+        return logical_not(is_nan(a))
     return logical_not(op.logical_xor(a, b)) if dtype(a) == "bool" else op.equal(a, b)
 
 
@@ -43,6 +47,8 @@ def _register_compare(name: str, relax_op: Callable[..., Any]) -> None:
     def compare(self: Any, other: Any) -> Any:
         if dtype(self) == "bool" and name not in ("eq", "ne"):
             return relax_op(cast(self, "uint8"), cast(other, "uint8"))
+        if name in ("le", "ge") and is_float(self) and same_tensor(self, other):
+            return equal(self, other)
         return relax_op(self, other)
 
     packet = getattr(aten, name)

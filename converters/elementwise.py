@@ -7,7 +7,7 @@ from typing import Any
 
 from fx2relax.compat import const_int, const_number, dtype_of
 
-from .common import dtype, is_float, op, te, te_call, tirx
+from .common import cast, dtype, is_float, op, te, te_call, tirx
 from .indices import broadcast_sizes, is_one
 
 __all__ = [
@@ -118,7 +118,22 @@ def not_equal(a: Any, b: Any) -> Any:
         return op.logical_xor(a, b)
     if not is_float(a):
         return op.not_equal(a, b)
+    if same_tensor(a, b):
+        return is_nan(a)
     return elementwise("not_equal", lambda x, y: negated(tirx.EQ(x, y)), a, b)
+
+
+def is_nan(x: Any) -> Any:
+    """Whether each element is NaN; TVM takes ``x == x`` for true."""
+    return op.isnan(cast(x, "float32") if dtype(x) in ("float16", "bfloat16") else x)
+
+
+def same_tensor(a: Any, b: Any) -> bool:
+    """Whether two operands are one tensor, or the same cast of one."""
+    if a.same_as(b):
+        return True
+    calls = all(getattr(getattr(v, "op", None), "name", "") == "relax.astype" for v in (a, b))
+    return calls and bool(a.args[0].same_as(b.args[0]))
 
 
 def copysign(magnitude: Any, sign: Any) -> Any:
