@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from typing import Any
 
@@ -10,17 +11,22 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from .bfloat import WidenBFloat16
+from .floats import simplify
 from .tir import NotHandled
 from .vector import Vectorize
 from .vectormath import VectorMath
 
 NAME = "fx2relax"
+# TVM's analysis of bounds refuses some kernels that bind variables; those are built without.
+VECTOR_MATH: contextvars.ContextVar[bool] = contextvars.ContextVar("VECTOR_MATH", default=True)
 _log = logging.getLogger(__name__)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")  # type: ignore[misc, untyped-decorator]
 def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
+    if not VECTOR_MATH.get():
+        return func
     try:
         body = WidenBFloat16().stmt(func.body)
         body = Vectorize().stmt(body)
@@ -43,10 +49,10 @@ def _host_passes() -> Any:
                 passes.ConvertBlocksToOpaque(),
                 passes.CompactBufferAllocation(),
                 passes.LowerMatchBuffer(),
-                passes.StmtSimplify(),
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
                 plain.FlattenBuffer(),
+                *simplify(),
                 _vectorize,
                 plain.BF16ComputeLegalize(),
                 plain.ConvertSSA(),
@@ -56,7 +62,7 @@ def _host_passes() -> Any:
                 passes.HoistIfThenElse(),
                 plain.UnrollLoop(),
                 passes.RenormalizeSplitPattern(),
-                plain.StmtSimplify(),
+                *simplify(),
                 plain.RemoveNoOp(),
                 passes.RewriteUnsafeSelect(),
                 plain.FP8ComputeLegalize(),
