@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from .codegen import NAME
+from .codegen import NAME, VECTOR_MATH
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
@@ -66,6 +66,17 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     share_threads()
+    try:
+        return _assemble(lowered, target)
+    except Exception:
+        token = VECTOR_MATH.set(False)
+        try:
+            return _assemble(lowered, target)
+        finally:
+            VECTOR_MATH.reset(token)
+
+
+def _assemble(lowered: Any, target: Any) -> Any:
     with target:
         return relax.build(lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
 
