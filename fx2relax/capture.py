@@ -380,5 +380,5 @@ def _written(value: FunctionalTensor) -> bool:
 def _unwrapped(value: Any) -> Any:
     if not isinstance(value, FunctionalTensor):
         return value
-    torch._sync(value)  # type: ignore[attr-defined]
+    torch._sync(value)  # type: ignore[attr-defined, no-untyped-call]
     return torch._from_functional_tensor(value.elem)

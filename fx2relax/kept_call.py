@@ -238,10 +238,10 @@ class KeptCallOperator(HigherOrderOperator):
     """``kept_call(token, *operands) -> tuple of tensors``: see `KeptCall.function`."""
 
     def __init__(self) -> None:
-        super().__init__("fx2relax_kept_call")
+        super().__init__("fx2relax_kept_call")  # type: ignore[no-untyped-call]
 
     def __call__(self, token: int, *operands: Any) -> tuple[Any, ...]:
-        result: tuple[Any, ...] = super().__call__(token, *operands)
+        result: tuple[Any, ...] = super().__call__(token, *operands)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -336,7 +336,7 @@ class _KeptCallAutograd(torch.autograd.Function):
 
 @kept_call.py_autograd_impl
 def _autograd(token: int, *operands: Any) -> Any:
-    return _KeptCallAutograd.apply(kept(token).token, *operands)
+    return _KeptCallAutograd.apply(kept(token).token, *operands)  # type: ignore[no-untyped-call]
 
 
 def weight_names(module: torch.nn.Module) -> list[str]:

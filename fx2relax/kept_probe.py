@@ -51,11 +51,11 @@ def storage_of(value: Any) -> int | None:
         return None
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, operands: Sequence[Any], found: Findings) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages = {s for v in operands if (s := storage_of(v)) is not None}
         self.found = found
 
