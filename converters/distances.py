@@ -132,7 +132,9 @@ def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
         return full(shape(x1), 0, dtype(x1))  # eager does not broadcast these
     operands = [_batched(v, batch) for v in (grad, x1, x2, cdist)]
     found = te_call(
-        lambda *tensors: _te_gradient(*tensors, p), *operands, primfunc_name_hint="cdist_backward"
+        lambda g, a, b, d: _te_gradient(g, a, b, d, p),
+        *operands,
+        primfunc_name_hint="cdist_backward",
     )
     return reshape(found, sizes)
 

@@ -15,6 +15,7 @@ from .common import (
     is_float,
     ndim,
     op,
+    product,
     relax,
     reshape,
     shape,
@@ -22,7 +23,7 @@ from .common import (
     te_call,
     tirx,
 )
-from .reductions import axes, full, product, reduced_shape, wide
+from .reductions import axes, full, reduced_shape, wide
 
 aten = torch.ops.aten
 
@@ -111,7 +112,7 @@ def extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
     if any(s == 0 for s in reduced_shape(x, dims, keepdim)):
         return full(reduced_shape(x, dims, keepdim), 0, kind)
     if kind == "bool":
-        return cast(extreme(cast(x, "uint8"), dims, keepdim, largest), "bool")
+        return cast(extreme(emit(cast(x, "uint8")), dims, keepdim, largest), "bool")
     if not is_float(x):
         return (op.max if largest else op.min)(x, list(dims), keepdims=keepdim)
     return cast(te_call(_te_extreme, wide(x), list(dims), keepdim, largest), kind)

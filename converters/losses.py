@@ -40,16 +40,16 @@ def nll_loss_backward(
     rank, axis = ndim(self), 1 if ndim(self) > 1 else 0
     grad = wide(grad_output)
     if reduction == MEAN:
-        grad = op.divide(grad, cast(total_weight, dtype(grad)))
+        grad = emit(op.divide(grad, cast(total_weight, dtype(grad))))
     if rank == 1 and ndim(target) == 1:
-        target = reshape(op.strided_slice(target, [0], [0], [1]), [])
+        target = emit(reshape(op.strided_slice(target, [0], [0], [1]), []))
     if ndim(target) == rank - 1 and rank > 1:
         target = op.expand_dims(target, axis)
-        grad = op.expand_dims(grad, axis) if ndim(grad) else grad
+        grad = emit(op.expand_dims(grad, axis)) if ndim(grad) else grad
     target = emit(target)
     if weight is not None:
-        grad = op.multiply(grad, along(cast(weight, dtype(grad)), axis, rank))
-    every = along(classes(shape(self)[axis], dtype(target)), axis, rank)
+        grad = emit(op.multiply(grad, along(emit(cast(weight, dtype(grad))), axis, rank)))
+    every = along(emit(classes(shape(self)[axis], dtype(target))), axis, rank)
     hit = op.logical_and(
         op.equal(every, target), op.not_equal(target, scalar(ignore_index, dtype(target)))
     )

@@ -23,9 +23,9 @@ def multi_margin_loss_backward(
     reduction: int = 1,
 ) -> Any:
     """Every class within the margin is pushed down, the target up by as much in all."""
-    x = self if ndim(self) == 2 else reshape(self, [1, *(shape(self) or [1])])
+    x = self if ndim(self) == 2 else emit(reshape(self, [1, *(shape(self) or [1])]))
     batch, count = shape(x)
-    target = reshape(target, [batch, 1])
+    target = emit(reshape(target, [batch, 1]))
     hit = emit(op.equal(along(classes(count, dtype(target)), 1, 2), target))
     zero = const(0, x)
     chosen = op.sum(op.where(hit, x, zero), [1], keepdims=True)
@@ -33,9 +33,7 @@ def multi_margin_loss_backward(
     push = op.astype(op.greater(gap, zero), dtype(x))
     if p == 2:
         push = op.multiply(op.multiply(push, gap), const(2, x))
-    scale = op.reshape(grad_output, [1, 1]) if ndim(grad_output) == 0 else None
-    if scale is None:
-        scale = reshape(grad_output, [batch, 1])
+    scale = reshape(grad_output, [batch, 1] if ndim(grad_output) else [1, 1])
     divisor = count * batch if reduction == MEAN else count
     scale = op.divide(scale, cast(divisor, dtype(x)))
     if weight is not None:
@@ -52,7 +50,7 @@ class _Pairs:
     def __init__(self, x: Any, target: Any) -> None:
         self.sizes = shape(x) if ndim(x) == 2 else [1, *(shape(x) or [1])]
         self.batch, self.count = self.sizes
-        self.x, target = reshape(x, self.sizes), reshape(target, self.sizes)
+        self.x, target = (emit(reshape(v, self.sizes)) for v in (x, target))
         kind = self.kind = dtype(x)
         ended = op.cumsum(cast(op.less(target, const(0, target)), "int64"), 1)
         valid = cast(op.equal(ended, scalar(0, "int64")), kind)

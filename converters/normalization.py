@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .common import cast, converts, dtype, ndim, op, reshape, scalar, shape, shape_expr
+from .common import cast, converts, dtype, emit, ndim, op, reshape, scalar, shape, shape_expr
 from .reductions import full, variance_and_mean, wide
 
 aten = torch.ops.aten
@@ -24,13 +24,13 @@ def _affine(values: Any, sizes: Sequence[Any], value: int, kind: str) -> Any:
 
 
 def _rsqrt(variance: Any, eps: float) -> Any:
-    return op.rsqrt(op.add(variance, scalar(eps, dtype(variance))))
+    return emit(op.rsqrt(op.add(variance, scalar(eps, dtype(variance)))))
 
 
 def _scaled(x: Any, weight: Any, bias: Any) -> Any:
     """``x * weight + bias``, each of them optional."""
     if weight is not None:
-        x = op.multiply(x, cast(weight, dtype(x)))
+        x = emit(op.multiply(x, cast(weight, dtype(x))))
     return x if bias is None else op.add(x, cast(bias, dtype(x)))
 
 
@@ -52,7 +52,7 @@ def layer_norm(
         beta = _affine(bias, normalized_shape, 0, "float32")
         out = op.nn.layer_norm(x, gamma, beta, axes=[d - rank for d in dims], epsilon=eps)
     else:
-        out = _scaled(op.multiply(op.subtract(x, mean), rstd), weight, bias)
+        out = _scaled(emit(op.multiply(op.subtract(x, mean), rstd)), weight, bias)
     return tuple(cast(v, kind) for v in (out, mean, rstd))
 
 
@@ -68,12 +68,12 @@ def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any, eps: floa
         eps = torch.finfo(torch.float32 if wide_kind == "float32" else torch.float64).eps
     rank, count = ndim(x), len(normalized_shape)
     dims = list(range(rank - count, rank))
-    rstd = _rsqrt(op.mean(op.multiply(x, x), dims, keepdims=True), eps)
+    rstd = _rsqrt(emit(op.mean(op.multiply(x, x), dims, keepdims=True)), eps)
     if wide_kind == "float32":
         gamma = _affine(weight, normalized_shape, 1, "float32")
         out = op.nn.rms_norm(x, gamma, axes=[d - rank for d in dims], epsilon=eps)
     else:
-        out = _scaled(op.multiply(x, rstd), weight, None)
+        out = _scaled(emit(op.multiply(x, rstd)), weight, None)
     return cast(out, kind), rstd
 
 
@@ -87,10 +87,10 @@ def group_norm(
     """
     kind, x = dtype(input), wide(input)
     sizes = shape(x)
-    grouped = reshape(x, [N, group, (C // group) * HxW])
+    grouped = emit(reshape(x, [N, group, (C // group) * HxW]))
     variance, mean = variance_and_mean(grouped, [2], 0, keepdim=True)
     rstd = _rsqrt(variance, eps)
-    normal = reshape(op.multiply(op.subtract(grouped, mean), rstd), sizes)
+    normal = emit(reshape(op.multiply(op.subtract(grouped, mean), rstd), sizes))
     per_channel = [C] + [1] * (len(sizes) - 2)
     out = _scaled(
         normal,

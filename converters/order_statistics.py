@@ -65,7 +65,7 @@ def _statistic(x: Any, dim: int, keepdim: bool, rank: Rank) -> tuple[Any, Any]:
         nans = full(sizes, 0, "int64")
     both = emit(
         te_call(
-            lambda *tensors: _te_statistic(*tensors, axis, keepdim, rank),
+            lambda value, index, count: _te_statistic(value, index, count, axis, keepdim, rank),
             x,
             order,
             nans,

@@ -18,6 +18,7 @@ from .common import (
     cast,
     converts,
     dtype,
+    emit,
     is_float,
     ndim,
     normalize_axis,
@@ -69,7 +70,7 @@ def sorted_with_index(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
     if _trivial(x):
         return x, full(shape(x), 0, "int64")
     axis = normalize_axis(dim, ndim(x))
-    index = op.argsort(order_key(x), axis=axis, descending=descending, dtype="int64")
+    index = emit(op.argsort(order_key(x), axis=axis, descending=descending, dtype="int64"))
     return op.gather_elements(x, index, axis), index
 
 
@@ -98,9 +99,8 @@ def topk(self: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = 
     if not isinstance(k, int):
         values, index = sorted_with_index(self, axis, largest)
         return _first(values, axis, k), _first(index, axis, k)
-    index = op.topk(
-        order_key(self), k=k, axis=axis, ret_type="indices", largest=largest, dtype="int64"
-    )
+    keys = order_key(self)
+    index = emit(op.topk(keys, k=k, axis=axis, ret_type="indices", largest=largest, dtype="int64"))
     return op.gather_elements(self, index, axis), index
 
 
@@ -158,14 +158,14 @@ def _common_dtype(*values: Any) -> str:
         else torch.empty([0] * ndim(v), dtype=dtypes.to_torch(dtype(v)), device="meta")
         for v in values
     ]
-    kind = dtypes.to_tvm(torch.result_type(*operands))
+    kind = dtypes.to_tvm(torch.result_type(*operands))  # type: ignore[arg-type]
     return {"float16": "float32", "bfloat16": "float32", "bool": "uint8"}.get(kind, kind)
 
 
 def _search(sequence: Any, values: Any, out_int32: bool, right: bool) -> Any:
     common = _common_dtype(sequence, values)
     kind = "int32" if out_int32 else "int64"
-    sequence, values = cast(sequence, common), cast(values, common)
+    sequence, values = emit(cast(sequence, common)), emit(cast(values, common))
     sizes = shape(values)
     if any(s == 0 for s in sizes) or any(s == 0 for s in shape(sequence)):
         return full(sizes, 0, kind)

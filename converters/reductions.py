@@ -14,6 +14,7 @@ from .common import (
     cast,
     converts,
     dtype,
+    emit,
     is_float,
     ndim,
     normalize_axis,
@@ -35,7 +36,8 @@ _HALF = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 def wide(x: Any) -> Any:
     """Half precision as float32, which eager accumulates in; all else unchanged."""
-    return cast(x, "float32") if dtype(x) in _HALF else x
+    x = emit(x)
+    return emit(cast(x, "float32")) if dtype(x) in _HALF else x
 
 
 def axes(x: Any, dim: Any) -> list[int]:
@@ -93,7 +95,7 @@ def _accumulate(
     else:
         result = dtype(x) if is_float(x) else "int64"
     if result == "bool":
-        x = op.not_equal(x, scalar(0, dtype(x))) if dtype(x) != "bool" else x
+        x = emit(op.not_equal(x, scalar(0, dtype(x)))) if dtype(x) != "bool" else x
         return _logical(topi.any if identity == 0 else topi.all, x, axes(x, dim), keepdim)
     x = wide(cast(x, result))
     dims = axes(x, dim)
@@ -150,9 +152,9 @@ def variance_and_mean(x: Any, dims: Sequence[int], correction: Any, keepdim: boo
     if any(s == 0 for s in shape(x)):
         nothing = full(reduced_shape(x, dims, keepdim), float("nan"), kind)
         return nothing, nothing
-    mean = op.mean(x, list(dims), keepdims=True) if ndim(x) else x
-    deviation = op.subtract(x, mean)
-    squares = op.multiply(deviation, deviation)
+    mean = emit(op.mean(x, list(dims), keepdims=True)) if ndim(x) else x
+    deviation = emit(op.subtract(x, mean))
+    squares = emit(op.multiply(deviation, deviation))
     variance = scaled_sum(squares, dims, keepdim, correction)
     if not keepdim and dims:
         mean = op.squeeze(mean, list(dims))
@@ -204,7 +206,7 @@ def _logical(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: b
 
 def _truth(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
     kind = dtype(x)
-    true = x if kind == "bool" else op.not_equal(x, scalar(0, kind))
+    true = x if kind == "bool" else emit(op.not_equal(x, scalar(0, kind)))
     result = _logical(reduce, true, dims, keepdim)
     return cast(result, "uint8") if kind == "uint8" else result
 

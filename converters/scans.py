@@ -101,7 +101,7 @@ def _nothing_to_scan(x: Any) -> bool:
 def _accumulate(name: str, x: Any, dim: int, kind: Any) -> Any:
     """Integers and booleans accumulate in int64, float32 in float64, half in float32."""
     result = dtypes.to_tvm(kind) if kind is not None else dtype(x) if is_float(x) else "int64"
-    x = cast(x, "int64" if result == "bool" else result)
+    x = emit(cast(x, "int64" if result == "bool" else result))
     if _nothing_to_scan(x):
         return cast(x, result)
     axis = normalize_axis(dim, ndim(x))
@@ -133,7 +133,7 @@ def _extreme(self: Any, dim: int, largest: bool) -> Any:
     kind = dtype(self)
     if _nothing_to_scan(self):
         return self, full(shape(self), 0, "int64")
-    x = cast(self, "uint8") if kind == "bool" else wide(self)
+    x = emit(cast(self, "uint8")) if kind == "bool" else wide(self)
     source = dtype(x)
 
     def step(state: list[Any], value: Any, k: Any) -> list[Any]:

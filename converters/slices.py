@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fx2relax.compat import Analyzer
+from fx2relax.compat import const_int
+from fx2relax.shapes import analyzer
 
 from .common import (
     Unsupported,
@@ -36,17 +37,22 @@ def bound(value: Any, size: Any, missing: Any) -> Any:
     if isinstance(value, int) and (value == 0 or value >= _UNBOUNDED):
         return size if value else 0
     if isinstance(value, int) and value < 0:
-        return tirx.max(size + value, wide(0))
+        return simple(tirx.max(size + value, wide(0)))
     if provable(wide(value).equal(wide(size))):
         return size
-    if not isinstance(value, (int, tirx.Var)):  # a symbol alone is a size, never negative
+    if not provable(wide(value) >= 0):
         value = tirx.max(tirx.if_then_else(value < 0, value + size, value), wide(0))
-    return tirx.min(wide(value), wide(size))
+    return simple(tirx.min(wide(value), wide(size)))
+
+
+def simple(size: Any) -> Any:
+    """A size as short as TVM can make it."""
+    return const_int(analyzer().simplify(wide(size)))
 
 
 def provable(condition: Any) -> bool:
     """Whether a condition on sizes holds whatever the sizes are."""
-    return bool(Analyzer().can_prove(condition))
+    return bool(analyzer().can_prove(condition))
 
 
 def span(size: Any, start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
@@ -55,7 +61,7 @@ def span(size: Any, start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
     if isinstance(first, int) and isinstance(last, int):
         last = max(first, last)
     elif not (isinstance(first, int) and first == 0) and not provable(wide(first) <= wide(last)):
-        last = tirx.max(wide(first), wide(last))
+        last = simple(tirx.max(wide(first), wide(last)))
     if is_one(step):
         return first, last, last - first
     if all(isinstance(n, int) for n in (first, last, step)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from .common import Unsupported, te_call, tirx
 
@@ -19,6 +19,8 @@ class Window(Protocol):
         taps: how many positions a window has at most.
         covers: how many windows hold one input at most.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def inputs(self) -> Size: ...

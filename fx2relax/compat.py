@@ -19,6 +19,7 @@ from tvm.sym import Analyzer
 op = relax.op
 Expr = tvm.ir.Expr
 IRModule = tvm.IRModule
+Range = tvm.ir.Range
 Var = relax.Var
 TVMTensor = tvm.runtime.Tensor
 AnyType = relax.AnyType
@@ -30,6 +31,7 @@ __all__ = [
     "Expr",
     "IRBuilder",
     "IRModule",
+    "Range",
     "ShapeType",
     "T",
     "TVMTensor",

@@ -100,7 +100,7 @@ def target_name(target: object) -> str:
     if isinstance(target, str):
         return f"Tensor.{target}"
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
+        return f"higher_order.{target.name()}"
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", repr(target))
     return f"{module}.{name}" if module else str(name)

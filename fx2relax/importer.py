@@ -247,7 +247,7 @@ class Importer:
         target = node.target
         reason = ""
         if target is kept.kept_call:
-            call = kept.kept(node.args[0])
+            call = kept.kept(node.args[0])  # type: ignore[arg-type]
             args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])
             self.converted += 1
             return self._accept(node, tuple(call.flatten(call.converter.function(*args, **kwargs))))
@@ -392,4 +392,6 @@ def import_graph(
         UnsupportedOpError: ``on_unsupported="raise"`` and operators without a route.
         ImportFailure: a converter raised, or disagrees with PyTorch in shape or dtype.
     """
-    return Importer(graph_module, inputs, **options).run()
+    importer = Importer(graph_module, inputs, **options)
+    with importer.symbols.active():
+        return importer.run()

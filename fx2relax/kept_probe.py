@@ -51,7 +51,7 @@ def storage_of(value: Any) -> int | None:
         return None
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, operands: Sequence[Any], found: Findings) -> None:

@@ -86,7 +86,8 @@ class _Arranger:
         root = self.creators.get(storage) if storage is not None else None
         if root is not None and root in self.positions:
             return OutputSpec("input_view", self.positions[root], view=self._view(item, root))
-        if root is not None and self.shared[storage] > 1 and _fills_storage(root):
+        shared = storage is not None and self.shared[storage] > 1
+        if root is not None and shared and _fills_storage(root):
             # Outputs that are views of one another in eager are so here.
             if root not in self.roots:
                 self.roots[root] = self._result(root)
@@ -126,7 +127,7 @@ class _Arranger:
             self.results[index] = self.importer.builder.emit(self.results[index])
         return spec
 
-    def _physical(self, bound: Any, val: torch.Tensor) -> OutputSpec:
+    def _physical(self, bound: Any, val: Any) -> OutputSpec:
         """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
         index = len(self.results) - 1
         shape, strides = concrete(val.shape), concrete(val.stride())
@@ -154,7 +155,7 @@ def _storage(node: torch.fx.Node) -> int | None:
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_complex():
         return None
-    return int(StorageWeakRef(val.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
+    return int(StorageWeakRef(val.untyped_storage()).cdata)
 
 
 def _fills_storage(node: torch.fx.Node) -> bool:

@@ -65,7 +65,7 @@ def kind_of(target: Target) -> str:
     if isinstance(target, type) and issubclass(target, torch.nn.Module):
         return "module"
     if isinstance(target, torch._ops.OpOverloadPacket):
-        names = ", ".join(f"{target}.{name}" for name in target.overloads())  # type: ignore[no-untyped-call]
+        names = ", ".join(f"{target}.{name}" for name in target.overloads())
         raise RegistrationError(f"{target} is a family of overloads; name one: {names}")
     if callable(target):
         return "function"

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.utils._sympy import functions as symfn
 
-from fx2relax.compat import Analyzer, const_int, tirx
+from fx2relax.compat import Analyzer, Range, const_int, tirx
 
 Size = Any  # an int or a TIR expression of dtype int64
+
+
+_ANY_SIZE = Range(0, 1 << 48)
+_analyzer: contextvars.ContextVar[Any] = contextvars.ContextVar("fx2relax_analyzer", default=None)
+
+
+def analyzer() -> Any:
+    """What is known of the sizes of the graph that is being imported."""
+    return _analyzer.get() or Analyzer()
 
 
 class SymbolTable:
@@ -24,12 +35,23 @@ class SymbolTable:
     def var(self, symbol: sympy.Symbol) -> Any:
         """The variable that stands for a symbol, made on first use."""
         if symbol not in self.vars:
-            self.vars[symbol] = tirx.Var(str(symbol), "int64")
+            self.bind(symbol, tirx.Var(str(symbol), "int64"))
         return self.vars[symbol]
 
     def bind(self, symbol: sympy.Symbol, var: Any) -> None:
         """Let a symbol be a variable that the caller made."""
         self.vars[symbol] = var
+        if symbol.is_nonnegative:
+            self.analyzer.bind(var, _ANY_SIZE)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Let `analyzer` be this table's inside a ``with`` block."""
+        token = _analyzer.set(self.analyzer)
+        try:
+            yield
+        finally:
+            _analyzer.reset(token)
 
     def size(self, value: Any) -> Size:
         """An int, SymInt or sympy expression as an int or a TIR expression."""

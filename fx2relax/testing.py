@@ -97,7 +97,7 @@ def _copy(inputs: Sequence[Any], grad: bool) -> Any:
         storage = value.untyped_storage()
         key = storage.data_ptr() or id(value)
         if key not in storages:
-            storages[key] = storage.clone()  # type: ignore[no-untyped-call]
+            storages[key] = storage.clone()
         twin = torch.empty(0, dtype=value.dtype, device=value.device)
         if value._is_view():
             base = bases.setdefault(key, twin.set_(storages[key]))

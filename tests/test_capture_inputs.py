@@ -124,7 +124,7 @@ def test_an_error_has_the_line_of_the_user() -> None:
             return x.reshape(7, -1)  # the line
 
     program = torch.export.export(Wrong(), (torch.randn(7, 2),))
-    with pytest.raises(ImportFailure, match=r"test_capture_inputs.py:\d+ +return x.reshape\(7, -1\)"):
+    with pytest.raises(ImportFailure, match=r"inputs.py:\d+ +return x.reshape\(7, -1\)"):
         capture(program, [((3, 2), "float32")])
 
 

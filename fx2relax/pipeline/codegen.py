@@ -22,7 +22,7 @@ VECTOR_MATH: contextvars.ContextVar[bool] = contextvars.ContextVar("VECTOR_MATH"
 _log = logging.getLogger(__name__)
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")  # type: ignore[misc, untyped-decorator]
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")  # type: ignore[untyped-decorator]
 def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
     if not VECTOR_MATH.get():
@@ -38,7 +38,7 @@ def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
 
 
 def _host_passes() -> Any:
-    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")  # type: ignore[misc, untyped-decorator]
+    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")  # type: ignore[untyped-decorator]
     def lower(mod: Any, ctx: Any) -> Any:
         passes, plain = s_tir.transform, tirx.transform
         return tvm.transform.Sequential(

@@ -119,4 +119,4 @@ def _count(ty: Any) -> int | None:
     sizes = shape_values(ty)
     if sizes is None or not all(isinstance(s, int) for s in sizes):
         return None
-    return math.prod(sizes)
+    return int(math.prod(sizes))
