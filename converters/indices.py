@@ -85,8 +85,9 @@ def checked(
             outs[0][offset(at, strides_of(extents))] = joined
         if check:
             for k, limit in enumerate(limits):
-                size = limit if isinstance(limit, tirx.IntImm) else "the dimension"
-                text = message or f"index is out of bounds for a dimension of size {size}"
+                known = isinstance(limit, tirx.IntImm)
+                size = f"a dimension of size {limit.value}" if known else "its dimension"
+                text = message or f"index is out of bounds for {size}"
                 require(bad[k].equal(wide(0)), text, kind)
 
     flat = opaque(

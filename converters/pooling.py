@@ -69,18 +69,23 @@ def _lowest(dtype_: str) -> Any:
     return _minus_infinity(dtype_) if "float" in dtype_ else tirx.min_value(dtype_)
 
 
-def _te_argmax(x: Any, windows: Sequence[Window]) -> Any:
-    """The flat position, among the pooled axes, of each window's largest element."""
-    lead = len(x.shape) - len(windows)
-    taps = _taps(windows)
+def position_of_largest() -> Any:
+    """A reducer of pairs of a position and an element."""
 
     def better(a: Any, b: Any) -> Any:
         take = tirx.any(a[0] < 0, _takes_over(b[1], a[1]))
         return tirx.Select(take, b[0], a[0]), tirx.Select(take, b[1], a[1])
 
-    largest = te.comm_reducer(
+    return te.comm_reducer(
         better, lambda i, v: (tirx.const(-1, i), _lowest(str(v))), name="position_of_largest"
     )
+
+
+def _te_argmax(x: Any, windows: Sequence[Window]) -> Any:
+    """The flat position, among the pooled axes, of each window's largest element."""
+    lead = len(x.shape) - len(windows)
+    taps = _taps(windows)
+    largest = position_of_largest()
 
     def element(*index: Any) -> Any:
         inside = _inside(windows, index[lead:], taps)

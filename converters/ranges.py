@@ -182,15 +182,15 @@ def eye_m(
 def _triangle(x: Any, diagonal: Any, upper: bool) -> Any:
     zero = tirx.const(0, dtype(x))
 
-    def kernel(t: Any) -> Any:
+    def kernel(t: Any, shift: Any) -> Any:
         def element(*at: Any) -> Any:
             offset = at[-1] - at[-2]
-            kept = offset >= diagonal if upper else offset <= diagonal
+            kept = offset >= shift if upper else offset <= shift
             return select(kept, t(*at), zero)
 
         return te.compute(t.shape, element, name="triu" if upper else "tril")
 
-    return te_call(kernel, x, primfunc_name_hint="triu" if upper else "tril")
+    return te_call(kernel, x, diagonal, primfunc_name_hint="triu" if upper else "tril")
 
 
 @converts(aten.tril.default)

@@ -41,7 +41,7 @@ def bound(value: Any, size: Any, missing: Any) -> Any:
     if provable(wide(value).equal(wide(size))):
         return size
     if not provable(wide(value) >= 0):
-        value = tirx.max(tirx.if_then_else(value < 0, value + size, value), wide(0))
+        value = tirx.max(tirx.Select(value < 0, value + size, value), wide(0))
     return simple(tirx.min(wide(value), wide(size)))
 
 
@@ -92,7 +92,9 @@ def position(index: Any, size: Any) -> Any:
     """An index of one element, counted from the start."""
     if isinstance(index, int):
         return index if index >= 0 else size + index
-    return tirx.if_then_else(index < 0, index + size, index)
+    if provable(wide(index) >= 0):
+        return index
+    return tirx.Select(index < 0, index + size, index)
 
 
 @converts(aten.select.int, aten.select_copy.int)

@@ -58,10 +58,10 @@ def scalar(value: bool | int | float, dtype: str) -> Any:
 def size_tensor(value: Any, dtype: str) -> Any:
     """A size, or a number computed from sizes, as a 0-d tensor."""
 
-    def compute() -> Any:
-        return te.compute((), lambda *_: _wrapped(value, dtype), name="size")
+    def compute(number: Any) -> Any:
+        return te.compute((), lambda *_: _wrapped(number, dtype), name="size")
 
-    return BlockBuilder.current().emit_te(compute)
+    return BlockBuilder.current().emit_te(compute, value)
 
 
 def _to_integer(x: Any, dtype: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._prims_common import suggest_memory_format
 
 from fx2relax.registry import lookup
 
@@ -34,7 +36,46 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any,
     return x * (mask * (1.0 / (1.0 - p))), mask.to(torch.bool)
 
 
-_OURS: dict[Any, Callable[..., Any]] = {aten.native_dropout.default: _native_dropout}
+def _trilinear(
+    i1: torch.Tensor,
+    i2: torch.Tensor,
+    i3: torch.Tensor,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """A sum of products of three tensors, by two matrix products."""
+    axes = range(i1.dim() + len(expand1))
+    operands = [
+        (t, [axis for axis in axes if axis not in expanded])
+        for t, expanded in ((i1, expand1), (i2, expand2), (i3, expand3))
+    ]
+    result: torch.Tensor = torch.einsum(
+        *[part for operand in operands for part in operand],
+        [axis for axis in axes if axis not in sumdim],
+    )
+    return result
+
+
+def _max_unpool(
+    x: torch.Tensor, indices: torch.Tensor, output_size: list[int], *_: Any
+) -> torch.Tensor:
+    """Zeros with elements put back; an index outside of the output is an error."""
+    lead, rank = x.shape[: x.dim() - len(output_size)], len(output_size)
+    flat = x.new_zeros([*lead, math.prod(output_size)])
+    flat = flat.scatter(-1, indices.flatten(-rank), x.flatten(-rank))
+    result = flat.reshape([*lead, *output_size])
+    return result.contiguous(memory_format=suggest_memory_format(x)) if rank == 2 else result
+
+
+_OURS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+    aten._trilinear.default: _trilinear,
+    aten.max_unpool2d.default: _max_unpool,
+    aten.max_unpool3d.default: _max_unpool,
+}
 
 
 def rule(target: Any) -> Callable[..., Any] | None:

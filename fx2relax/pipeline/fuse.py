@@ -5,19 +5,60 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
 def fuse(mod: Any) -> Any:
     """Fuse the `call_tir` kernels of a legalised module; other calls stay as they are."""
     passes = relax.transform
-    return tvm.transform.Sequential(
+    mod = tvm.transform.Sequential(
         [
             passes.ConvertToDataflow(),
             passes.AnnotateTIROpPattern(),
             passes.FoldConstant(),
-            passes.FuseOps(),
-            passes.FuseTIR(),
-            passes.DeadCodeElimination(),
         ]
     )(mod)
+    return tvm.transform.Sequential(
+        [passes.FuseOps(), passes.FuseTIR(), passes.DeadCodeElimination()]
+    )(_without_empty_constants(mod))
+
+
+def _without_empty_constants(mod: Any) -> Any:
+    """Make each constant of no elements by a kernel: an executable that holds one cannot load."""
+    found = _EmptyConstants()
+    for _, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, found.visit)
+    if not found.any:
+        return mod
+    rewriter = _MakeEmpty(mod)
+    for name, func in list(mod.functions_items()):
+        if isinstance(func, relax.Function):
+            rewriter.builder_.update_func(name, rewriter.visit_expr(func))
+    return rewriter.builder_.get()
+
+
+def _is_empty(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.GenericConst) and 0 in expr.value.shape
+
+
+class _EmptyConstants:
+    def __init__(self) -> None:
+        self.any = False
+
+    def visit(self, expr: Any) -> None:
+        self.any = self.any or _is_empty(expr)
+
+
+@mutator
+class _MakeEmpty(PyExprMutator):  # type: ignore[misc]
+    def visit_generic_const_(self, op: Any) -> Any:
+        if not _is_empty(op):
+            return op
+        sizes, dtype = [int(s) for s in op.value.shape], str(op.value.dtype)
+
+        def empty() -> Any:
+            return te.compute(sizes, lambda *_: tirx.const(0, dtype), name="empty")
+
+        return self.builder_.emit(self.builder_.call_te(empty))
