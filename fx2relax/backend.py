@@ -24,6 +24,7 @@ from fx2relax.importer import import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
 from fx2relax.params import InputSpec, concrete, dense_permutation
+from fx2relax.recurrent import whole_layers
 from fx2relax.reproduce import write_reproducer
 from fx2relax.runtime.program import Program
 
@@ -53,7 +54,7 @@ def relax(
         UnsupportedOpError, ImportFailure, BuildFailure: with ``on_unsupported="raise"`` only.
     """
     chosen = Options.make(options, mode)
-    with registry.overrides(chosen.converters):
+    with registry.overrides(chosen.converters), whole_layers():
         names = weight_names(graph_module)
         graph_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)

@@ -23,6 +23,8 @@ LAYERS = [
             "dtypes",
             "shapes",
             "decompositions",
+            "recurrent",
+            "recurrent_cells",
             "options",
             "compat",
         },
