@@ -161,3 +161,11 @@ def test_a_bfloat16_cast_in_between_rounds() -> None:
         expected = (expected + y).bfloat16().float()
     got = run(module(body, x.shape, y.shape), x, y)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_functions_of_functions_build_in_time_that_grows_with_their_number() -> None:
+    # Bound values written out in full would double with each of these.
+    x = torch.randn(3, 40)
+    got = through(lambda a: tirx.tanh(tirx.log1p(tirx.exp(tirx.tanh(tirx.log1p(tirx.exp(a)))))), x)
+    softplus = x.double().exp().log1p()
+    torch.testing.assert_close(got, softplus.tanh().exp().log1p().tanh().float())

@@ -12,6 +12,7 @@ from tvm.tirx import compilation_pipeline
 
 from .bfloat import WidenBFloat16
 from .floats import simplify
+from .lets import StoreLets
 from .tir import NotHandled
 from .vector import Vectorize
 from .vectormath import VectorMath
@@ -35,6 +36,15 @@ def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
         _log.debug("a kernel stays scalar: it holds a %s", error)
         return func
     return func.with_body(body)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.StoreLets")  # type: ignore[untyped-decorator]
+def _store_lets(func: Any, mod: Any, ctx: Any) -> Any:
+    """What is left to the code generator binds nothing in an expression."""
+    try:
+        return func.with_body(StoreLets().stmt(func.body))
+    except NotHandled:
+        return func
 
 
 def _host_passes() -> Any:
@@ -66,6 +76,7 @@ def _host_passes() -> Any:
                 plain.RemoveNoOp(),
                 passes.RewriteUnsafeSelect(),
                 plain.FP8ComputeLegalize(),
+                _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),
                 plain.SplitHostDevice(),
