@@ -1,8 +1,8 @@
 """Bound values of an expression, put into local memory, of which LLVM makes registers again.
 
-TVM's code generator simplifies each bound value with the values of the variables in it written out
-in full: the length doubles with every binding, and three functions that bind values, one of another,
-take minutes. What is read from memory is not written out.
+TVM's code generator simplifies each bound value with the values of the variables in it written
+out in full: the length doubles with every binding, and three functions that bind values, one of
+another, take minutes. What is read from memory is not written out.
 """
 
 from __future__ import annotations
