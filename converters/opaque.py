@@ -11,6 +11,9 @@ from .common import product, reshape, shape, te, te_call, tirx
 
 __all__ = ["T", "fill", "is_large", "loops", "opaque", "require", "wide"]
 
+# TVM's kOpaque: fused with nothing. Left to itself, TVM takes a kernel without loops for elementwise.
+_OPAQUE = 8
+
 # Below this many elements one thread is done before others have started.
 _PARALLEL = 1 << 15
 
@@ -55,7 +58,8 @@ def opaque(
         )
 
     kernel.__name__ = name
-    return te_call(kernel, flat, list(sizes), primfunc_attrs={"tirx.is_scheduled": True})
+    attrs = {"tirx.is_scheduled": True, "op_pattern": _OPAQUE}
+    return te_call(kernel, flat, list(sizes), primfunc_attrs=attrs)
 
 
 def wide(value: Any) -> Any:

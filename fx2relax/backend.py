@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
+from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, kept, pipeline, registry, report
@@ -27,6 +27,7 @@ from fx2relax.params import InputSpec, concrete, dense_permutation
 from fx2relax.recurrent import whole_layers
 from fx2relax.reproduce import write_reproducer
 from fx2relax.runtime.program import Program
+from fx2relax.shapes import SymbolTable
 
 log = logging.getLogger("fx2relax")
 
@@ -123,6 +124,7 @@ class _Compiler:
         imported = import_graph(
             graph,
             specs,
+            symbols=SymbolTable(_ranges(graph)),
             on_unsupported=self.options.on_unsupported,
             output_strides=True,
         )
@@ -166,6 +168,13 @@ def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
             spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
         specs.append(spec)
     return specs
+
+
+def _ranges(graph: torch.fx.GraphModule) -> Any:
+    """What Dynamo's guards make certain of the sizes."""
+    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode(values)
+    return mode.shape_env.var_to_range if mode is not None and mode.shape_env is not None else None
 
 
 def _device(graph: torch.fx.GraphModule) -> torch.device:

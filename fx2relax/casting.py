@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fx2relax.compat import (
     tirx,
 )
 
-__all__ = ["cast", "scalar", "size_tensor"]
+__all__ = ["cast", "same", "scalar", "size_tensor"]
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -43,6 +44,13 @@ def cast(value: Any, dtype: str) -> Any:
     if isinstance(value, (bool, int, float)):
         return scalar(value, dtype)
     return value
+
+
+def same(value: Any, ty: Any, after: Sequence[Any] = ()) -> Any:
+    """The value itself under another type, once what stands in `after` has been computed."""
+    whole = relax.Tuple([value, *after])
+    builtin = "vm.builtin.tuple_getitem"
+    return op.call_pure_packed(builtin, whole, relax.prim_value(0), ty_args=[ty])
 
 
 def scalar(value: bool | int | float, dtype: str) -> Any:

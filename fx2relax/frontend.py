@@ -99,7 +99,7 @@ def _single(captured: Captured, unwrap: bool) -> bool:
 def _with_weights(imported: Imported, as_input: bool) -> IRModule:
     frozen = imported.params[imported.num_input :]
     values = [from_torch(boundary.argument(s, s.value)) for s in frozen]
-    mod = imported.mod
+    mod = relax.transform.DeadCodeElimination([imported.name])(imported.mod)
     if not frozen:
         return mod
     if as_input:

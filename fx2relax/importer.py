@@ -11,6 +11,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import dtypes, kept, routes
+from fx2relax.casting import same
 from fx2relax.compat import (
     AnyType,
     BlockBuilder,
@@ -322,7 +323,7 @@ class Importer:
 
     def _accept(self, node: Node, result: Any) -> Any:
         """Emit what a converter returned and hold it against PyTorch's fake value."""
-        val = node.meta["val"]
+        val = node.meta.get("val")
         if isinstance(val, (tuple, list)):
             if isinstance(result, Expr) and is_tuple(self.builder.normalize(result)):
                 whole = self.builder.emit(result, node.name)
@@ -339,6 +340,9 @@ class Importer:
         return self._accept_one(node, result, val, node.name)
 
     def _accept_one(self, node: Node, result: Any, val: Any, name: str) -> Any:
+        if val is None and isinstance(result, Expr):  # an assertion
+            self.calls.held.append(self.builder.emit(result, name))
+            return None
         if not isinstance(val, torch.Tensor) or result is None:
             return result
         if not isinstance(result, Expr) or is_prim_expr(result):
@@ -362,7 +366,11 @@ class Importer:
             )
         ):
             raise self._disagrees(node, var, expected, dtype)
-        # A size that depends on data, or one that TVM cannot prove: checked at run time.
+        # A size that depends on data, or one that TVM cannot prove: checked at run time. TVM must
+        # not learn that a symbol equals an expression of itself: it would put one in the other
+        # until its stack ends.
+        if actual is not None:
+            var = self.builder.emit(same(var, TensorType(dtype=dtype, ndim=len(expected))))
         return self.builder.match_cast(var, TensorType(expected, dtype), name)
 
     def _disagrees(self, node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:

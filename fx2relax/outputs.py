@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fx2relax.casting import same
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, topi
 from fx2relax.params import concrete, dense_permutation, is_dense
 
@@ -74,13 +75,17 @@ class _Arranger:
     def arrange(self) -> tuple[list[Any], list[OutputSpec]]:
         """The results and one spec per output."""
         specs = [self._spec(item) for item in self.items]
-        self.results.extend(self.importer.calls.order[-1:])
+        effects = self.importer.calls.effects()
+        if self.importer.output_strides or not self.results:
+            self.results.extend(effects)
+        elif effects:  # the caller sees every result: let the last one need them
+            self.results[-1] = self.importer.builder.emit(same(self.results[-1], self.results[-1].ty, after=effects))
         return self.results, specs
 
     def _spec(self, item: Any) -> OutputSpec:
         if not isinstance(item, torch.fx.Node):
             return OutputSpec("value", value=item)
-        if item in self.positions:
+        if item in self.positions and self.importer.output_strides:
             return OutputSpec("input", self.positions[item])
         storage = _storage(item) if self.importer.output_strides else None
         root = self.creators.get(storage) if storage is not None else None
@@ -116,7 +121,7 @@ class _Arranger:
         if is_prim_expr(bound):
             self._given([bound])
             return OutputSpec("size", index)
-        if id(bound) in self.inputs:
+        if id(bound) in self.inputs and self.importer.output_strides:
             bound = _copy(bound)
         self.results.append(bound)
         spec = OutputSpec("result", index)

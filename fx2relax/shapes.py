@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -16,7 +16,7 @@ from fx2relax.compat import Analyzer, Range, const_int, tirx
 Size = Any  # an int or a TIR expression of dtype int64
 
 
-_ANY_SIZE = Range(0, 1 << 48)
+_LARGEST = 1 << 48
 _analyzer: contextvars.ContextVar[Any] = contextvars.ContextVar("fx2relax_analyzer", default=None)
 
 
@@ -26,10 +26,16 @@ def analyzer() -> Any:
 
 
 class SymbolTable:
-    """One `tirx.Var` per symbol of PyTorch's ShapeEnv, compound expressions kept."""
+    """One `tirx.Var` per symbol of PyTorch's ShapeEnv, compound expressions kept.
 
-    def __init__(self) -> None:
+    Args:
+        ranges: what PyTorch's guards make certain of a symbol, by `ShapeEnv.var_to_range`;
+            nothing where no guards stand before the call.
+    """
+
+    def __init__(self, ranges: Mapping[sympy.Symbol, Any] | None = None) -> None:
         self.vars: dict[sympy.Symbol, Any] = {}
+        self.ranges = ranges or {}
         self.analyzer = Analyzer()
 
     def var(self, symbol: sympy.Symbol) -> Any:
@@ -41,8 +47,10 @@ class SymbolTable:
     def bind(self, symbol: sympy.Symbol, var: Any) -> None:
         """Let a symbol be a variable that the caller made."""
         self.vars[symbol] = var
-        if symbol.is_nonnegative:
-            self.analyzer.bind(var, _ANY_SIZE)
+        known = self.ranges.get(symbol)
+        low = _bound(known and known.lower, 0 if symbol.is_nonnegative else -_LARGEST)
+        high = _bound(known and known.upper, _LARGEST)
+        self.analyzer.bind(var, Range(low, high + 1))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -96,6 +104,12 @@ class SymbolTable:
         if rule is None:
             raise ValueError(f"no TIR expression for the size {expr} ({type(expr).__name__})")
         return rule(*[self._convert(a) for a in expr.args])
+
+
+def _bound(value: Any, otherwise: int) -> int:
+    """An end of a range, if it is a number that TVM can reckon with."""
+    known = value is not None and value.is_Integer and abs(int(value)) < _LARGEST
+    return int(value) if known else otherwise
 
 
 def _wide(value: Size) -> Any:

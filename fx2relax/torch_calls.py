@@ -108,12 +108,18 @@ class TorchCalls:
     Attributes:
         made: the calls by the name of their packed function.
         order: the results of the calls that must run, and in order.
+        held: the results of assertions that have converters.
     """
 
     def __init__(self, importer: Any) -> None:
         self.importer = importer
         self.made: dict[str, TorchCall] = {}
         self.order: list[Any] = []
+        self.held: list[Any] = []
+
+    def effects(self) -> list[Any]:
+        """The values that must be computed though nothing uses them."""
+        return [*self.held, *self.order[-1:]]
 
     def emit(self, node: Node) -> Any:
         """Emit the call of one node; its value for the environment."""

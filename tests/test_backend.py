@@ -223,3 +223,19 @@ def test_failed_build_falls_back_with_a_warning(monkeypatch, caplog):
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 5.0))
     assert "no such pass" in caplog.text
     assert "reproduce.py" in caplog.text
+
+
+def test_a_size_that_a_guard_bounds():
+    table = torch.randn(6, 2)
+
+    def positions(x):
+        return x + table[: x.shape[0]]
+
+    compiled = torch.compile(positions, backend="relax", dynamic=True, fullgraph=True)
+    fx2relax.reset_stats()
+    for n in (4, 6, 3):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(compiled(x), positions(x))
+    assert fx2relax.stats()["graphs"] == 1
+    with pytest.raises(Exception, match="must match|broadcast"):
+        compiled(torch.randn(7, 2))

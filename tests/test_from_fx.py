@@ -258,3 +258,18 @@ def test_missing_operators_are_listed_with_the_remedy():
 def test_unknown_route_is_refused():
     with pytest.raises(ValueError, match="'raise' or 'torch'"):
         fx2relax.from_fx(fx.symbolic_trace(lambda x: x), [torch.rand(3)], on_unsupported="skip")
+
+
+def test_inputs_and_weights_among_the_outputs():
+    class Returns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("c", torch.tensor(3.0))
+
+        def forward(self, x):
+            return x, x.t(), self.c
+
+    x = torch.randn(2, 3)
+    mod = fx2relax.from_fx(fx.symbolic_trace(Returns()), [x])
+    for actual, expected in zip(run(mod, x), Returns()(x), strict=True):
+        torch.testing.assert_close(actual, expected)
