@@ -9,7 +9,7 @@ import torch
 
 from fx2relax import dtypes
 
-from .common import const, converts, dtype, emit, ndim, op, shape
+from .common import const, converts, dtype, emit, ndim, op, shape, shape_expr
 
 aten = torch.ops.aten
 
@@ -41,6 +41,9 @@ def _add_product(
 ) -> Any:
     """``beta * self + alpha * product``, rounded once; a beta of 0 ignores `self`, NaN included."""
     wanted = out_dtype or dtype(self)
+    if dtype(self) == "bool":
+        taken = product if alpha else op.zeros_like(product)
+        return op.logical_or(taken, self) if beta else taken
     self, result = emit(self), emit(_scaled(product, alpha))
     if beta != 0:
         if dtype(self) != dtype(result):
@@ -100,15 +103,23 @@ def transposed(x: Any) -> Any:
 # `beta * self + alpha * (a @ b)`: the operands' ranks are all that differs.
 def _register_add_product(target: Any, multiply: Callable[[Any, Any], Any]) -> None:
     def add_product(self: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-        return _add_product(self, multiply(a, b), beta, alpha)
+        product = multiply(a, b)
+        if alpha == 0 and target in _BLAS and dtype(self) in ("float32", "float64"):
+            product = op.zeros(shape_expr(shape(product)), dtype(self))
+        return _add_product(self, product, beta, alpha)
 
     converts(target)(add_product)
+
+
+# A factor of 0 spares BLAS the product, NaN included.
+_BLAS = (aten.addmm.default, aten.addmv.default, aten.addbmm.default)
 
 
 def _outer(a: Any, b: Any) -> Any:
     if dtype(a) in _HALF:
         a, b = op.astype(a, "float32"), op.astype(b, "float32")
-    return op.multiply(op.expand_dims(a, 1), op.expand_dims(b, 0))
+    multiply = op.logical_and if dtype(a) == "bool" else op.multiply
+    return multiply(op.expand_dims(a, 1), op.expand_dims(b, 0))
 
 
 def _summed_products(a: Any, b: Any) -> Any:

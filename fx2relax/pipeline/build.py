@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..compat import const_int
 from .codegen import NAME, VECTOR_MATH
 from .cpu import schedule_kernels
 from .fuse import fuse
@@ -78,14 +79,31 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
 
 def _assemble(lowered: Any, target: Any) -> Any:
     with target:
-        return relax.build(lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
+        pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
+        return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)
 
 
-def _to_virtual_machine() -> Any:
+def _holds_empty(mod: Any) -> bool:
+    """Whether any tensor of a module has a size of 0, which Relax's reshape reads otherwise."""
+    found = False
+
+    def visit(expr: Any) -> None:
+        nonlocal found
+        shape = getattr(getattr(expr, "ty", None), "shape", None)
+        if isinstance(shape, relax.ShapeExpr):
+            found = found or 0 in [const_int(size) for size in shape.values]
+
+    for _, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _to_virtual_machine(views: bool) -> Any:
     passes = relax.transform
     return tvm.transform.Sequential(
         [
-            passes.RewriteDataflowReshape(),
+            *([passes.RewriteDataflowReshape()] if views else []),
             passes.ToNonDataflow(),
             passes.RemovePurityChecking(),
             passes.CallTIRRewrite(),

@@ -8,11 +8,18 @@ from typing import Any
 import tvm
 from tvm import relax, topi
 
+from ..compat import const_number
+
 _HALF = ("float16", "bfloat16")
 _SUMS = [
     "relax.matmul",
     *(f"relax.nn.conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_transpose")),
 ]
+_WITH_ZERO = {
+    "relax.add": topi.add,
+    "relax.multiply": topi.multiply,
+    "relax.divide": topi.divide,
+}
 Rule = Callable[[Any, Any], Any]
 
 
@@ -22,7 +29,12 @@ def legalize(mod: Any) -> Any:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps({name: _summed_in_float32(name) for name in _SUMS}),
+            relax.transform.LegalizeOps(
+                {
+                    **{name: _summed_in_float32(name) for name in _SUMS},
+                    **{name: _zero_kept(name) for name in _WITH_ZERO},
+                }
+            ),
         ]
     )(mod)
 
@@ -40,6 +52,26 @@ def _summed_in_float32(name: str) -> Rule:
         return builder.call_te(topi.cast, builder.emit(default(builder, wide)), dtype)
 
     return rule
+
+
+def _zero_kept(name: str) -> Rule:
+    """TVM's own rule, but a constant 0.0 stays a tensor.
+
+    As a number in the kernel it would be computed with as if it were exact: ``x * 0`` is 0 and
+    ``x + 0`` is x to TVM, NaN, infinities and -0.0 included.
+    """
+    default: Rule = tvm.ir.Op.get(name).get_attr("FLegalize")
+
+    def rule(builder: Any, call: Any) -> Any:
+        if "float" in str(call.ty.dtype) and any(_is_zero(a) for a in call.args):
+            return builder.call_te(_WITH_ZERO[name], *call.args)
+        return default(builder, call)
+
+    return rule
+
+
+def _is_zero(expr: Any) -> bool:
+    return const_number(expr) == 0
 
 
 def _wide(name: str, call: Any) -> Any:
