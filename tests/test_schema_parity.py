@@ -15,8 +15,14 @@ OVERLOADS = {
 }
 
 
+# How schemas spell a dtype that is a default: c10::ScalarType's number.
+_SCALAR_TYPES = {torch.int64: 4, torch.float32: 6}
+
+
 def _plain(value):
     """Defaults in one spelling: ``[]`` is ``()``, a one-element list its element."""
+    if isinstance(value, torch.dtype):
+        return _SCALAR_TYPES[value]
     if isinstance(value, (list, tuple)):
         values = [_plain(v) for v in value]
         return values[0] if values and all(v == values[0] for v in values) else tuple(values)
