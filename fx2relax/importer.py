@@ -20,6 +20,7 @@ from fx2relax.compat import (
     TensorType,
     Var,
     dtype_of,
+    from_torch,
     is_prim_expr,
     is_tensor,
     is_tuple,
@@ -219,6 +220,7 @@ class Importer:
             return
         self.nodes += 1
         try:
+            self.scalars.locate(node, self._argument)
             self.env[node] = self._convert(node)
         except Fx2RelaxError:
             raise
@@ -306,7 +308,7 @@ class Importer:
         for child in inner:
             if child.op == "get_attr":
                 value = _attribute(graph, str(child.target))
-                self.env[child] = relax.const(value.numpy()) if value.numel() == 1 else value
+                self.env[child] = relax.const(from_torch(value))
             elif child.op == "call_function":
                 child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
                 self._visit(child)

@@ -58,7 +58,23 @@ def has_route(node: Node) -> bool:
         return True
     if not plain_node(node):
         return False
-    return lookup(target) is not None or _decomposition(target) is not None
+    return lookup(target) is not None or _decomposition(target) is not None or constant(node)
+
+
+# More than this is better computed at each call than held.
+_LARGEST_CONSTANT = 1 << 16
+
+
+def constant(node: Node) -> bool:
+    """Whether a node makes one small tensor, always the same, out of numbers alone."""
+    target, val = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags or not isinstance(val, torch.Tensor):
+        return False
+    if any(isinstance(v, Node) for v in flat_arguments(node)):
+        return False
+    return 0 < val.numel() <= _LARGEST_CONSTANT
 
 
 def _decomposition(target: Any) -> Callable[..., Any] | None:
@@ -80,7 +96,7 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
     """
     rule = _decomposition(node.target)
     if rule is None:
-        return None
+        return _held(node) if constant(node) else None
     leaves = flat_arguments(node)
     structure = pytree.tree_structure((list(node.args), dict(node.kwargs)), is_leaf=is_leaf)
     operands = [v.meta["val"] for v in leaves if isinstance(v, Node)]
@@ -100,6 +116,17 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
     if any(n.target is node.target for n in graph.graph.nodes):
         return None
     return graph
+
+
+def _held(node: Node) -> torch.fx.GraphModule:
+    """A graph that returns what PyTorch makes of a constant node."""
+    assert callable(node.target)
+    value = node.target(*node.args, **{**node.kwargs, "device": "cpu"})
+    graph = torch.fx.Graph()
+    graph.output(graph.get_attr("value"))
+    root = torch.nn.Module()
+    root.register_buffer("value", value)
+    return torch.fx.GraphModule(root, graph)
 
 
 _STRIDED = {
