@@ -8,9 +8,25 @@ import torch
 
 from fx2relax.compat import const_number, is_prim_expr
 
-from .common import Expr, Promotion, cast, const, converts, dtype, is_float, op, tirx
+from .common import (
+    Expr,
+    Promotion,
+    cast,
+    const,
+    converts,
+    dtype,
+    is_float,
+    op,
+    product,
+    reshape,
+    shape,
+    shape_expr,
+    tirx,
+)
 from .division import int_quotient
 from .elementwise import copysign, elementwise, extern, let, number, select
+from .indices import broadcast_sizes
+from .opaque import T, local, loops, opaque
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -100,7 +116,7 @@ def power(self: Any, exponent: Any) -> Any:
     """Integers to a negative power give 0 but for the bases 1 and -1."""
     if is_float(self):
         return op.power(self, exponent)
-    return elementwise("int_power", _int_power, self, exponent)
+    return _int_power(self, exponent)
 
 
 # NO_OPMATH, since eager's float16 has no such forms: its -inf ** 0.5 is inf, others' is NaN.
@@ -122,7 +138,7 @@ def power_scalar(self: Any, exponent: Any) -> Any:
     if known == 3:
         return op.multiply(op.multiply(self, self), self)
     if not is_float(self):
-        return elementwise("int_power", _int_power, self, exponent)
+        return _int_power(self, exponent)
     if known == 0.5 and roots:
         return op.sqrt(self)
     if known == -0.5 and roots:
@@ -135,30 +151,34 @@ def power_scalar(self: Any, exponent: Any) -> Any:
 
 
 def _int_power(base: Any, exponent: Any) -> Any:
-    """Repeated squaring, over as many bits as the exponent can have."""
-    one, zero = number(1, base), number(0, base)
-    if isinstance(exponent, tirx.IntImm):
-        return _known_power(base, int(exponent.value))
-    name = str(base.ty.dtype)
-    signed = not name.startswith("uint")
-    bits = int(name.removeprefix("u").removeprefix("int")) - signed
+    """Repeated squaring; a negative exponent leaves 0 of all but 1 and -1."""
+    known = const_number(exponent)
+    if known is not None:
+        return elementwise("int_power", lambda x: _known_power(x, int(known)), base)
+    sizes = broadcast_sizes([shape(base), shape(exponent)])
+    operands = [op.broadcast_to(v, shape_expr(sizes)) for v in (base, exponent)]
+    count, name = product(sizes), dtype(base)
 
-    def step(bit: int, square: Any, result: Any) -> Any:
-        odd = tirx.NE((exponent >> number(bit, exponent)) & one, zero)
+    def square_and_multiply(ins: Any, outs: Any, numbers: Any) -> None:
+        one, two = tirx.const(1, name), tirx.const(2, name)
+        with loops([numbers[0]], parallel=0) as (i,):
+            square, left = local(name), local(name)
+            square[0], left[0], outs[0][i] = ins[0][i], ins[1][i], one
+            if not name.startswith("uint"):
+                with T.If(left[0] < tirx.const(0, name)), T.Then():
+                    left[0] = tirx.truncmod(left[0], two)
+                    with T.If(tirx.all(square[0] != one, square[0] != -one)), T.Then():
+                        square[0], left[0] = tirx.const(0, name), -one
+                    left[0] = -left[0]
+            with T.While(left[0] > tirx.const(0, name)):
+                with T.If(tirx.truncmod(left[0], two) == one), T.Then():
+                    outs[0][i] = outs[0][i] * square[0]
+                square[0] = square[0] * square[0]
+                left[0] = left[0] >> one
 
-        def then(done: Any) -> Any:
-            if bit + 1 == bits:
-                return done
-            return let(square * square, lambda s: step(bit + 1, s, done))
-
-        return let(select(odd, result * square, result), then)
-
-    positive = step(0, base, one)
-    if not signed:
-        return positive
-    sign = select(tirx.EQ(exponent & one, zero), one, number(-1, base))
-    negative = select(tirx.EQ(base, one), one, select(tirx.EQ(base, number(-1, base)), sign, zero))
-    return select(exponent < zero, negative, positive)
+    return reshape(
+        opaque("int_power", square_and_multiply, operands, lambda n: [(n[0], name)], [count]), sizes
+    )
 
 
 def _known_power(base: Any, exponent: int) -> Any:

@@ -9,9 +9,9 @@ from fx2relax.compat import IRBuilder, T
 
 from .common import product, reshape, shape, te, te_call, tirx
 
-__all__ = ["T", "fill", "is_large", "loops", "opaque", "require", "wide"]
+__all__ = ["T", "fill", "is_large", "local", "loops", "opaque", "require", "wide"]
 
-# TVM's kOpaque: fused with nothing. Left to itself, TVM takes a kernel without loops for elementwise.
+# TVM's kOpaque: fused with nothing. TVM takes a kernel without loops for an elementwise one.
 _OPAQUE = 8
 
 # Below this many elements one thread is done before others have started.
@@ -98,6 +98,12 @@ def fill(out: Any, count: Any, value: Callable[[Any], Any]) -> None:
 def is_large(count: Any) -> bool:
     """Whether a number of elements, known or not, is worth several threads."""
     return not isinstance(count, int) or count >= _PARALLEL
+
+
+def local(dtype: str, count: int = 1) -> Any:
+    """A few elements that one turn of a loop has to itself, on the stack."""
+    # TVM puts small memory of this scope on the stack, and "local" on the heap.
+    return T.buffer_proxy(T.alloc_buffer((count,), dtype, scope="global"))
 
 
 def require(condition: Any, message: str, kind: str = "RuntimeError") -> None:
