@@ -22,6 +22,7 @@ from .common import (
     shape_expr,
     tirx,
 )
+from .elementwise import negated
 from .indices import broadcast_sizes
 from .opaque import T, fill, loops, opaque, require, wide
 
@@ -38,7 +39,7 @@ def as_size(count: Any) -> Any:
 
 def truth(x: Any) -> Any:
     """A scalar TIR expression as a condition; NaN is true."""
-    return x if str(x.ty.dtype) == "bool" else x != tirx.const(0, x.ty.dtype)
+    return x if str(x.ty.dtype) == "bool" else negated(tirx.EQ(x, tirx.const(0, x.ty.dtype)))
 
 
 def count_nonzero(x: Any) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fx2relax.bounds import wide
 from fx2relax.compat import IRBuilder, T
 
-from .common import product, reshape, shape, te, te_call, tirx
+from .common import product, reshape, shape, te, te_call
 
 __all__ = ["T", "fill", "is_large", "local", "loops", "opaque", "require", "wide"]
 
@@ -60,13 +61,6 @@ def opaque(
     kernel.__name__ = name
     attrs = {"tirx.is_scheduled": True, "op_pattern": _OPAQUE}
     return te_call(kernel, flat, list(sizes), primfunc_attrs=attrs)
-
-
-def wide(value: Any) -> Any:
-    """A size or index as an int64 TIR expression."""
-    if isinstance(value, int):
-        return tirx.const(value, "int64")
-    return value if str(value.ty.dtype) == "int64" else tirx.Cast("int64", value)
 
 
 def loops(sizes: Sequence[Any], parallel: int | None = None) -> Any:

@@ -44,9 +44,12 @@ def combined(how: str | None, old: Any, new: Any, kind: str) -> Any:
         return old * new
     better = new > old if how == "amax" else new < old
     if "float" in kind:
-        # A comparison with NaN is false, and so is its negation's.
-        better = tirx.And(tirx.Or(better, new != new), old.equal(old))
+        better = tirx.And(tirx.Or(better, _is_nan(new, kind)), tirx.Not(_is_nan(old, kind)))
     return tirx.Select(better, new, old)
+
+
+def _is_nan(x: Any, kind: str) -> Any:
+    return tirx.isnan(tirx.Cast("float32", x) if kind in ("float16", "bfloat16") else x)
 
 
 def identity(how: str, kind: str) -> Any:

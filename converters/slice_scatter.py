@@ -7,10 +7,24 @@ from typing import Any
 
 import torch
 
-from .common import converts, dtype, emit, ndim, normalize_axis, te, te_call, tirx
+from fx2relax.bounds import position, provable
+
+from .common import (
+    converts,
+    dtype,
+    emit,
+    ndim,
+    normalize_axis,
+    op,
+    reshape,
+    shape_expr,
+    te,
+    te_call,
+    tirx,
+)
 from .common import shape as shape_of
 from .opaque import wide
-from .slices import position, span
+from .slices import span
 
 aten = torch.ops.aten
 
@@ -151,8 +165,6 @@ def diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    from .slices import provable
-
     return provable(wide(a).equal(wide(b)))
 
 
@@ -160,8 +172,6 @@ def _same(a: Any, b: Any) -> bool:
 def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
     """Windows of one axis, `step` apart, as a last axis."""
     if ndim(self) == 0:
-        from .common import reshape
-
         return reshape(self, [1]) if size else _empty(self)
     axis = normalize_axis(dimension, ndim(self))
     sizes = shape_of(self)
@@ -181,8 +191,6 @@ def unfold(self: Any, dimension: int, size: int, step: int) -> Any:
 
 
 def _empty(x: Any) -> Any:
-    from .common import op, shape_expr
-
     return op.zeros(shape_expr([0]), dtype(x))
 
 
@@ -193,8 +201,6 @@ def unfold_backward(
     """For each element the sum of the gradients of its places in the windows."""
     rank = len(input_sizes)
     if rank == 0:
-        from .common import reshape
-
         return reshape(grad_in, [])
     axis = normalize_axis(dim, rank)
     kind = dtype(grad_in)

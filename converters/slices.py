@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from fx2relax.compat import const_int
-from fx2relax.shapes import analyzer
+from fx2relax.bounds import bound, position, provable, simple
 
 from .common import (
     Unsupported,
@@ -23,36 +22,6 @@ from .indices import is_one
 from .opaque import wide
 
 aten = torch.ops.aten
-
-
-_UNBOUNDED = 1 << 62  # PyTorch writes an open end as the largest int64
-
-
-def bound(value: Any, size: Any, missing: Any) -> Any:
-    """A slice's start or end as an index from 0 to the size: negative ones wrap, then clamped."""
-    if value is None:
-        return missing
-    if isinstance(value, int) and isinstance(size, int):
-        return min(max(value + size if value < 0 else value, 0), size)
-    if isinstance(value, int) and (value == 0 or value >= _UNBOUNDED):
-        return size if value else 0
-    if isinstance(value, int) and value < 0:
-        return simple(tirx.max(size + value, wide(0)))
-    if provable(wide(value).equal(wide(size))):
-        return size
-    if not provable(wide(value) >= 0):
-        value = tirx.max(tirx.Select(value < 0, value + size, value), wide(0))
-    return simple(tirx.min(wide(value), wide(size)))
-
-
-def simple(size: Any) -> Any:
-    """A size as short as TVM can make it."""
-    return const_int(analyzer().simplify(wide(size)))
-
-
-def provable(condition: Any) -> bool:
-    """Whether a condition on sizes holds whatever the sizes are."""
-    return bool(analyzer().can_prove(condition))
 
 
 def span(size: Any, start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
@@ -86,15 +55,6 @@ def slice_(self: Any, dim: int = 0, start: Any = None, end: Any = None, step: An
     axis = normalize_axis(dim, ndim(self))
     first, last, _ = span(shape(self)[axis], start, end, step)
     return cut(self, axis, first, last, step)
-
-
-def position(index: Any, size: Any) -> Any:
-    """An index of one element, counted from the start."""
-    if isinstance(index, int):
-        return index if index >= 0 else size + index
-    if provable(wide(index) >= 0):
-        return index
-    return tirx.Select(index < 0, index + size, index)
 
 
 @converts(aten.select.int, aten.select_copy.int)

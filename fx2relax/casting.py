@@ -11,6 +11,7 @@ from fx2relax import dtypes
 from fx2relax.compat import (
     BlockBuilder,
     Expr,
+    TensorType,
     const_number,
     dtype_of,
     is_prim_expr,
@@ -20,7 +21,7 @@ from fx2relax.compat import (
     tirx,
 )
 
-__all__ = ["cast", "same", "scalar", "size_tensor"]
+__all__ = ["cast", "last", "scalar", "size_tensor", "unshaped"]
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -46,11 +47,18 @@ def cast(value: Any, dtype: str) -> Any:
     return value
 
 
-def same(value: Any, ty: Any, after: Sequence[Any] = ()) -> Any:
-    """The value itself under another type, once what stands in `after` has been computed."""
+def unshaped(value: Any) -> Any:
+    """The tensor itself, whose sizes TVM no longer knows."""
+    kept = TensorType(dtype=dtype_of(value), ndim=value.ty.ndim)
+    # The one packed function of which the memory planner knows that its result is its operand.
+    return op.call_pure_packed("vm.builtin.reshape", value, value.ty.shape, ty_args=[kept])
+
+
+def last(value: Any, after: Sequence[Any]) -> Any:
+    """A result itself, once what stands in `after` has been computed; nothing may follow it."""
     whole = relax.Tuple([value, *after])
     builtin = "vm.builtin.tuple_getitem"
-    return op.call_pure_packed(builtin, whole, relax.prim_value(0), ty_args=[ty])
+    return op.call_pure_packed(builtin, whole, relax.prim_value(0), ty_args=[value.ty])
 
 
 def scalar(value: bool | int | float, dtype: str) -> Any:

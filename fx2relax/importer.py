@@ -11,7 +11,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import dtypes, kept, routes
-from fx2relax.casting import same
+from fx2relax.casting import unshaped
 from fx2relax.compat import (
     AnyType,
     BlockBuilder,
@@ -372,7 +372,7 @@ class Importer:
         # not learn that a symbol equals an expression of itself: it would put one in the other
         # until its stack ends.
         if actual is not None:
-            var = self.builder.emit(same(var, TensorType(dtype=dtype, ndim=len(expected))))
+            var = self.builder.emit(unshaped(var))
         return self.builder.match_cast(var, TensorType(expected, dtype), name)
 
     def _disagrees(self, node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:

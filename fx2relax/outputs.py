@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fx2relax.casting import same
+from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, topi
 from fx2relax.params import concrete, dense_permutation, is_dense
 
@@ -79,7 +79,7 @@ class _Arranger:
         if self.importer.output_strides or not self.results:
             self.results.extend(effects)
         elif effects:  # the caller sees every result: let the last one need them
-            self.results[-1] = self.importer.builder.emit(same(self.results[-1], self.results[-1].ty, after=effects))
+            self.results[-1] = self.importer.builder.emit(last(self.results[-1], effects))
         return self.results, specs
 
     def _spec(self, item: Any) -> OutputSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -9,12 +10,19 @@ import torch
 import torch.fx
 from torch.utils._sympy import functions as symfn
 
+from fx2relax.bounds import bound, position
 from fx2relax.casting import cast, scalar, size_tensor
 from fx2relax.compat import ShapeType, op, relax, shape_expr, tirx
 from fx2relax.errors import Unsupported
 from fx2relax.shapes import SymbolTable
 
 aten = torch.ops.aten
+
+# From the bound that a user gave and the size of the axis to the first index.
+_FIRST: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.slice.Tensor: lambda start, size: bound(start, size, 0),
+    aten.select.int: position,
+}
 
 # Facts that PyTorch records while it traces; they compute nothing.
 NO_OPERATION = frozenset(
@@ -25,6 +33,7 @@ NO_OPERATION = frozenset(
     }
 )
 
+_RAISE = 1 << 40  # beyond every index
 _BINARY = {
     symfn.FloatTrueDiv: op.divide,
     symfn.IntTrueDiv: op.divide,
@@ -73,6 +82,23 @@ class Scalars:
         if val.node.expr.is_Symbol:
             self.floats[val.node.expr] = tensor
 
+    def locate(self, view: torch.fx.Node, argument: Callable[[Any], Any]) -> None:
+        """Learn where a slice lies that starts at a number out of a tensor.
+
+        `argument` gives the value of an operand.
+        """
+        val = view.meta.get("val")
+        if view.target not in _FIRST or not isinstance(val, torch.Tensor):
+            return
+        offset: Any = val.storage_offset()
+        if self.known(offset) or not offset.node.expr.is_Symbol:
+            return
+        base, dim, start = [*view.args, 0, None][:3]
+        whole = base.meta["val"]  # type: ignore[union-attr]
+        first = _FIRST[view.target](argument(start), self.symbols.size(whole.shape[dim]))
+        steps = first * self.symbols.size(whole.stride(dim))
+        self.symbols.vars[offset.node.expr] = self.symbols.size(whole.storage_offset()) + steps
+
     def item(self, val: Any, tensor: Any, name: str) -> Any:
         """`Tensor.item`: a number out of a tensor of one element.
 
@@ -85,11 +111,16 @@ class Scalars:
             return number
         if not isinstance(val, torch.SymInt):
             raise Unsupported("a number of another kind than int or float")
-        whole = self.builder.emit(op.astype(op.reshape(tensor, shape_expr([1])), "int64"))
-        shape = self.builder.emit(op.tensor_to_shape(whole), name)
-        size = self.symbols.size(val)
-        self.builder.match_cast(shape, ShapeType([size]), name)
-        return size
+        whole = op.astype(op.reshape(tensor, shape_expr([1])), "int64")
+        symbol, given = val.node.expr, self.symbols.size(val)
+        if not symbol.is_nonnegative:
+            # TVM takes every variable of a shape for a size, which is never negative.
+            given = tirx.Var(f"{symbol}_raised", "int64")
+            self.symbols.vars[symbol] = given - tirx.const(_RAISE, "int64")
+            whole = op.add(self.builder.emit(whole), scalar(_RAISE, "int64"))
+        shape = self.builder.emit(op.tensor_to_shape(self.builder.emit(whole)), name)
+        self.builder.match_cast(shape, ShapeType([given]), name)
+        return self.symbols.size(val)
 
     def _float(self, expr: Any) -> Any:
         if expr in self.floats:

@@ -98,12 +98,23 @@ class SymbolTable:
             return self.var(expr)
         if expr.is_Integer:
             return tirx.const(int(expr), "int64")
+        if expr.is_Float:
+            return tirx.const(float(expr), "float64")
         if expr is sympy.true or expr is sympy.false:
             return tirx.const(bool(expr), "bool")
+        if isinstance(expr, sympy.Piecewise):
+            return self._chosen(expr.args)
         rule = _RULES.get(type(expr))
         if rule is None:
             raise ValueError(f"no TIR expression for the size {expr} ({type(expr).__name__})")
         return rule(*[self._convert(a) for a in expr.args])
+
+    def _chosen(self, pieces: Sequence[Any]) -> Any:
+        """The first of some expressions whose condition holds; the last one's always does."""
+        (value, condition), *rest = pieces
+        if condition == sympy.true or not rest:
+            return self._convert(value)
+        return tirx.Select(self._convert(condition), self._convert(value), self._chosen(rest))
 
 
 def _bound(value: Any, otherwise: int) -> int:
@@ -140,6 +151,13 @@ def _ceil_div(a: Any, b: Any) -> Any:
     return tirx.floordiv(a + b - 1, b)
 
 
+def _whole(rounding: Any, value: Any) -> Any:
+    """A float rounded to an int64; an integer as it is."""
+    if "float" not in str(value.ty.dtype):
+        return value
+    return tirx.Cast("int64", rounding(value))
+
+
 def _table() -> dict[type, Any]:
     table: dict[type, Any] = {
         sympy.Add: _fold(lambda a, b: a + b),
@@ -159,7 +177,12 @@ def _table() -> dict[type, Any]:
         sympy.Not: tirx.Not,
         symfn.FloorDiv: tirx.floordiv,
         symfn.CleanDiv: tirx.floordiv,
-        symfn.CeilToInt: lambda a: a,
+        symfn.ToFloat: lambda a: tirx.Cast("float64", a),
+        symfn.TruncToInt: lambda a: _whole(tirx.trunc, a),
+        symfn.FloorToInt: lambda a: _whole(tirx.floor, a),
+        symfn.CeilToInt: lambda a: _whole(tirx.ceil, a),
+        symfn.IntTrueDiv: lambda a, b: tirx.Cast("float64", a) / tirx.Cast("float64", b),
+        symfn.FloatTrueDiv: lambda a, b: a / b,
         symfn.Mod: tirx.floormod,
         symfn.PythonMod: tirx.floormod,
         symfn.ModularIndexing: lambda base, div, mod: tirx.floormod(tirx.floordiv(base, div), mod),
@@ -169,7 +192,6 @@ def _table() -> dict[type, Any]:
         "Max": _fold(tirx.max),
         "Min": _fold(tirx.min),
         "PowByNatural": _power,
-        "IntTrueDiv": None,
         "CeilDiv": _ceil_div,
         "LShift": lambda a, b: a << b,
         "RShift": lambda a, b: a >> b,

@@ -32,6 +32,7 @@ _IMPURE = frozenset(
         "aten::_assert_async",
         "aten::_assert_scalar",
         "aten::_assert_tensor_metadata",
+        "aten::_linalg_check_errors",
         "aten::sym_constrain_range",
         "aten::sym_constrain_range_for_size",
         "aten::_print",
@@ -55,6 +56,7 @@ class TorchCall:
         name: the packed function's name, unique in the process.
         where: the user's source line.
         ordered: whether it must run, and in order; see `is_ordered`.
+        error: what the operator raised when it was last run.
     """
 
     def __init__(self, node: Node) -> None:
@@ -64,6 +66,7 @@ class TorchCall:
         self.where = source_line(node)
         self.ordered = is_ordered(node.target)
         self.extra_operands = 0
+        self.error: Exception | None = None
         self.leaves = flat_arguments(node)
         self.structure = pytree.tree_structure(
             (list(node.args), dict(node.kwargs)), is_leaf=is_leaf

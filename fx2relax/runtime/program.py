@@ -59,7 +59,7 @@ class Program:
             returned = self._main(*values, *self._weights.get(frozen))
         except Exception as error:
             self._explain(arguments, error)
-            raise
+            raise self._raised() or error from None
         results = [boundary.result(r) for r in returned]
         shared = self._shared if self._shared is not None else _sharing(results, arguments)
         if all(not isinstance(r, torch.Tensor) or r.numel() for r in results):
@@ -67,6 +67,13 @@ class Program:
         for index in shared:
             results[index] = results[index].clone()
         return [boundary.output(s, results, arguments) for s in self.imported.outputs]
+
+    def _raised(self) -> Exception | None:
+        """What an operator that runs in PyTorch raised, forgotten at once."""
+        raised = None
+        for call in self.imported.torch_calls.values():
+            raised, call.error = call.error or raised, None
+        return raised
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
         """Turn a failed call into an ArgumentError if an argument is to blame."""

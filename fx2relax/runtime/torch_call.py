@@ -21,8 +21,12 @@ def packed(call: TorchCall) -> Callable[..., Any]:
     def run(*operands: Any) -> Any:
         given = operands[: len(operands) - call.extra_operands]
         args, kwargs = call.arguments([_to_torch(o) for o in given])
-        with torch.no_grad():
-            result = target(*args, **kwargs)
+        try:
+            with torch.no_grad():
+                result = target(*args, **kwargs)
+        except Exception as error:
+            call.error = error  # TVM hands on a message and one of Python's own kinds
+            raise
         addresses = {
             value.untyped_storage().data_ptr()
             for value in pytree.tree_leaves((args, kwargs))
