@@ -18,6 +18,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, kept, pipeline, registry, report
+from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, target_name
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
@@ -159,6 +160,7 @@ class _Compiler:
 
 
 def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
+    drop_tokens(graph)
     specs = []
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     for position, node in enumerate(placeholders):

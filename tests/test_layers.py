@@ -12,13 +12,14 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}],
-    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}],
+    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"effects"}],
     [{"imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"}],
     [{"converters"}],
     [
         {
             "registry",
             "promotion",
+            "bounds",
             "casting",
             "dtypes",
             "shapes",
