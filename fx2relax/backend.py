@@ -25,10 +25,10 @@ from fx2relax.importer import import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
 from fx2relax.params import InputSpec, concrete, dense_permutation
-from fx2relax.recurrent import whole_layers
 from fx2relax.reproduce import write_reproducer
 from fx2relax.runtime.program import Program
 from fx2relax.shapes import SymbolTable
+from fx2relax.whole import whole_operators
 
 log = logging.getLogger("fx2relax")
 
@@ -56,7 +56,7 @@ def relax(
         UnsupportedOpError, ImportFailure, BuildFailure: with ``on_unsupported="raise"`` only.
     """
     chosen = Options.make(options, mode)
-    with registry.overrides(chosen.converters), whole_layers():
+    with registry.overrides(chosen.converters), whole_operators():
         names = weight_names(graph_module)
         graph_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)

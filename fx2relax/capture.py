@@ -28,9 +28,9 @@ from fx2relax.errors import Fx2RelaxError, ImportFailure, source_line
 from fx2relax.graph_tidy import copy_graph, number_constants, tidy
 from fx2relax.kept import keep_whole, keep_within
 from fx2relax.module_view import functional_call
-from fx2relax.recurrent import whole_layers
 from fx2relax.registry import Converter
 from fx2relax.shapes import SymbolTable
+from fx2relax.whole import whole_operators
 
 __all__ = ["Captured", "Input", "capture"]
 
@@ -272,7 +272,7 @@ class _Tracer:
         flat = [*self.inputs.flat, *fakes]
         # Tensors that a forward makes of literals are real even here.
         allowed = mock.patch.object(mode, "allow_non_fake_inputs", True)
-        whole = whole_layers()
+        whole = whole_operators()
         with (
             torch.no_grad(),
             enable_python_dispatcher(),

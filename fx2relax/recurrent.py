@@ -8,9 +8,7 @@ one `fx2relax::recurrence`, whose gradient is one `fx2relax::recurrence_backward
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +17,9 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from fx2relax.recurrent_cells import backward_cell, forward_cell, saved_widths
+from fx2relax.whole import is_active
 
-__all__ = ["recurrence", "recurrence_backward", "whole_layers"]
+__all__ = ["recurrence", "recurrence_backward"]
 
 aten = torch.ops.aten
 
@@ -332,19 +331,6 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     aten.rnn_relu.data: _packed_kernel("relu"),
 }
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-_whole: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "fx2relax_whole_layers", default=False
-)
-
-
-@contextlib.contextmanager
-def whole_layers() -> Iterator[None]:
-    """Inside a ``with`` block PyTorch traces recurrent layers as `recurrence`, not cell by cell."""
-    token = _whole.set(True)
-    try:
-        yield
-    finally:
-        _whole.reset(token)
 
 
 def _only_fakes() -> bool:
@@ -359,7 +345,7 @@ def _or_else(ours: Callable[..., Any], pytorchs: Callable[..., Any]) -> Callable
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         # PyTorch's would look at packed input's batch sizes, which Dynamo does not know.
-        chosen = ours if _whole.get() or _only_fakes() else pytorchs
+        chosen = ours if is_active() or _only_fakes() else pytorchs
         return chosen(*args, **kwargs)
 
     return kernel

@@ -26,6 +26,8 @@ LAYERS = [
             "decompositions",
             "recurrent",
             "recurrent_cells",
+            "upsampling",
+            "whole",
             "options",
             "compat",
         },
