@@ -11,7 +11,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import dtypes, kept, routes
-from fx2relax.casting import unshaped
+from fx2relax.accept import accept
 from fx2relax.compat import (
     AnyType,
     BlockBuilder,
@@ -21,12 +21,8 @@ from fx2relax.compat import (
     Var,
     dtype_of,
     from_torch,
-    is_prim_expr,
-    is_tensor,
-    is_tuple,
     op,
     relax,
-    shape_values,
 )
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -253,7 +249,7 @@ class Importer:
             call = kept.kept(node.args[0])  # type: ignore[arg-type]
             args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])
             self.converted += 1
-            return self._accept(node, tuple(call.flatten(call.converter.function(*args, **kwargs))))
+            return accept(self, node, tuple(call.flatten(call.converter.function(*args, **kwargs))))
         if target is torch.ops.aten._local_scalar_dense.default and routes.plain_node(node):
             try:
                 return self.scalars.item(node.meta["val"], self._argument(node.args[0]), node.name)
@@ -262,7 +258,7 @@ class Importer:
         converter = lookup(target)
         if converter is not None and routes.plain_node(node):
             try:
-                result = self._accept(node, self._call(converter, node))
+                result = accept(self, node, self._call(converter, node))
                 self.converted += 1
                 return result
             except Unsupported as declined:
@@ -316,70 +312,10 @@ class Importer:
             elif child.op == "output":
                 results = [self._argument(v) for v in pytree.tree_leaves(child.args[0])]
                 val = node.meta["val"]
-                return self._accept(
-                    node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
+                return accept(
+                    self, node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
                 )
         raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
-
-    # -- what a converter returned -----------------------------------------------------------
-
-    def _accept(self, node: Node, result: Any) -> Any:
-        """Emit what a converter returned and hold it against PyTorch's fake value."""
-        val = node.meta.get("val")
-        if isinstance(val, (tuple, list)):
-            if isinstance(result, Expr) and is_tuple(self.builder.normalize(result)):
-                whole = self.builder.emit(result, node.name)
-                result = [relax.TupleGetItem(whole, i) for i in range(len(val))]
-            if len(result) < len(val):
-                raise ImportFailure(
-                    f"the converter of {target_name(node.target)} returned {len(result)} "
-                    f"values, PyTorch returns {len(val)}, at {source_line(node)}"
-                )
-            return tuple(
-                self._accept_one(node, r, v, f"{node.name}_{i}")
-                for i, (r, v) in enumerate(zip(result, val, strict=False))
-            )
-        return self._accept_one(node, result, val, node.name)
-
-    def _accept_one(self, node: Node, result: Any, val: Any, name: str) -> Any:
-        if val is None and isinstance(result, Expr):  # an assertion
-            self.calls.held.append(self.builder.emit(result, name))
-            return None
-        if not isinstance(val, torch.Tensor) or result is None:
-            return result
-        if not isinstance(result, Expr) or is_prim_expr(result):
-            raise ImportFailure(
-                f"the converter of {target_name(node.target)} returned "
-                f"{type(result).__name__}, not a Relax tensor, at {source_line(node)}"
-            )
-        var = result if isinstance(result, Var) else self.builder.emit(result, name)
-        expected = self.symbols.shape(val.shape)
-        dtype = dtypes.to_tvm(val.dtype)
-        if not is_tensor(var) or dtype_of(var) != dtype:
-            raise self._disagrees(node, var, expected, dtype)
-        actual = shape_values(var.ty)
-        if actual is not None and self.symbols.same_shape(actual, expected):
-            return var
-        if actual is not None and (
-            len(actual) != len(expected)
-            or any(
-                isinstance(a, int) and isinstance(e, int) and a != e
-                for a, e in zip(actual, expected, strict=True)
-            )
-        ):
-            raise self._disagrees(node, var, expected, dtype)
-        # A size that depends on data, or one that TVM cannot prove: checked at run time. TVM must
-        # not learn that a symbol equals an expression of itself: it would put one in the other
-        # until its stack ends.
-        if actual is not None:
-            var = self.builder.emit(unshaped(var))
-        return self.builder.match_cast(var, TensorType(expected, dtype), name)
-
-    def _disagrees(self, node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:
-        return ImportFailure(
-            f"the converter of {target_name(node.target)} gives {var.ty}, PyTorch gives shape "
-            f"{tuple(shape)} of {dtype}, at {source_line(node) or node.format_node()}"
-        )
 
 
 def _attribute(root: Any, path: str) -> Any:

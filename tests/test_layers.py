@@ -13,7 +13,7 @@ LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"effects"}],
-    [{"imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"}],
+    [{"accept", "imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"}],
     [{"converters"}],
     [
         {

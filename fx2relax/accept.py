@@ -1,0 +1,91 @@
+"""What a converter returned, emitted and held against PyTorch's fake value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from fx2relax import dtypes
+from fx2relax.casting import unshaped
+from fx2relax.compat import (
+    Expr,
+    TensorType,
+    Var,
+    dtype_of,
+    is_prim_expr,
+    is_tensor,
+    is_tuple,
+    relax,
+    shape_values,
+)
+from fx2relax.errors import ImportFailure, source_line, target_name
+
+Node = torch.fx.Node
+
+
+def accept(importer: Any, node: Node, result: Any) -> Any:
+    """Emit the results of a node's converter.
+
+    Raises ImportFailure where one has another dtype or shape than PyTorch gives it; sizes that
+    cannot be compared now are compared when the program runs.
+    """
+    val = node.meta.get("val")
+    if not isinstance(val, (tuple, list)):
+        return _accept_one(importer, node, result, val, node.name)
+    if isinstance(result, Expr) and is_tuple(importer.builder.normalize(result)):
+        whole = importer.builder.emit(result, node.name)
+        result = [relax.TupleGetItem(whole, i) for i in range(len(val))]
+    if len(result) < len(val):
+        raise ImportFailure(
+            f"the converter of {target_name(node.target)} returned {len(result)} "
+            f"values, PyTorch returns {len(val)}, at {source_line(node)}"
+        )
+    return tuple(
+        _accept_one(importer, node, r, v, f"{node.name}_{i}")
+        for i, (r, v) in enumerate(zip(result, val, strict=False))
+    )
+
+
+def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> Any:
+    builder, symbols = importer.builder, importer.symbols
+    if val is None and isinstance(result, Expr):  # an assertion
+        importer.calls.held.append(builder.emit(result, name))
+        return None
+    if not isinstance(val, torch.Tensor) or result is None:
+        return result
+    if not isinstance(result, Expr) or is_prim_expr(result):
+        raise ImportFailure(
+            f"the converter of {target_name(node.target)} returned "
+            f"{type(result).__name__}, not a Relax tensor, at {source_line(node)}"
+        )
+    var = result if isinstance(result, Var) else builder.emit(result, name)
+    expected = symbols.shape(val.shape)
+    dtype = dtypes.to_tvm(val.dtype)
+    if not is_tensor(var) or dtype_of(var) != dtype:
+        raise _disagrees(node, var, expected, dtype)
+    actual = shape_values(var.ty)
+    if actual is not None and symbols.same_shape(actual, expected):
+        return var
+    if actual is not None and (
+        len(actual) != len(expected)
+        or any(
+            isinstance(a, int) and isinstance(e, int) and a != e
+            for a, e in zip(actual, expected, strict=True)
+        )
+    ):
+        raise _disagrees(node, var, expected, dtype)
+    # A size that depends on data, or one that TVM cannot prove: checked at run time. TVM must
+    # not learn that a symbol equals an expression of itself: it would put one in the other
+    # until its stack ends.
+    if actual is not None:
+        var = builder.emit(unshaped(var))
+    return builder.match_cast(var, TensorType(expected, dtype), name)
+
+
+def _disagrees(node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:
+    return ImportFailure(
+        f"the converter of {target_name(node.target)} gives {var.ty}, PyTorch gives shape "
+        f"{tuple(shape)} of {dtype}, at {source_line(node) or node.format_node()}"
+    )
