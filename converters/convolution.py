@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.bounds import wide
+
 from .common import (
     Unsupported,
     converts,
@@ -116,6 +118,26 @@ def convolution_backward(
         r if r is None or dtype(r) == narrow_dtype else op.astype(r, narrow_dtype) for r in results
     ]
     return narrow[0], narrow[1], narrow[2]
+
+
+@converts(aten.conv_tbc.default)
+def conv_tbc(self: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
+    """A convolution along the first axis; the batch is the second, the channels come last."""
+    x, kernel = op.permute_dims(self, [1, 2, 0]), op.permute_dims(weight, [2, 1, 0])
+    result = convolution(emit(x), emit(kernel), bias, [1], [pad], [1], False, [0], 1)
+    return op.permute_dims(result, [2, 0, 1])
+
+
+@converts(aten.conv_tbc_backward.default)
+def conv_tbc_backward(self: Any, input: Any, weight: Any, bias: Any, pad: int) -> Any:
+    """Gradients of the input, the weight and the bias."""
+    grad, x = (emit(op.permute_dims(t, [1, 2, 0])) for t in (self, input))
+    kernel = emit(op.permute_dims(weight, [2, 1, 0]))
+    wanted = [True] * 3
+    grads = convolution_backward(
+        grad, x, kernel, None, [1], [pad], [1], False, [0], 1, output_mask=wanted
+    )
+    return op.permute_dims(grads[0], [2, 0, 1]), op.permute_dims(grads[1], [2, 1, 0]), grads[2]
 
 
 def conv(
@@ -312,7 +334,8 @@ def _head(x: Any, sizes: Sequence[Any]) -> Any:
     if list(sizes) == shape(x)[2:] and all(isinstance(s, int) for s in sizes):
         return x
     axes = list(range(2, 2 + len(sizes)))
-    return op.strided_slice(x, axes=axes, begin=[0] * len(axes), end=list(sizes))
+    ends = [wide(size) for size in sizes]
+    return op.strided_slice(x, axes, [wide(0)] * len(axes), ends, assume_inbound=True)
 
 
 def _axes(x: Any) -> int:

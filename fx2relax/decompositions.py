@@ -70,9 +70,19 @@ def _max_unpool(
     return result.contiguous(memory_format=suggest_memory_format(x)) if rank == 2 else result
 
 
+def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Channels dealt out again, group by group; the result lies in memory as the input does."""
+    batch, channels, *space = x.shape
+    split = x.reshape(batch, groups, channels // groups, *space)
+    shuffled = split.transpose(1, 2).reshape(x.shape)
+    return shuffled.contiguous(memory_format=suggest_memory_format(x))
+
+
 _OURS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten._trilinear.default: _trilinear,
+    aten.channel_shuffle.default: _channel_shuffle,
+    aten.native_channel_shuffle.default: _channel_shuffle,
     aten.max_unpool2d.default: _max_unpool,
     aten.max_unpool3d.default: _max_unpool,
 }

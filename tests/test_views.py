@@ -1,0 +1,238 @@
+"""Shapes and axes: views, slices, joins, copies, and what they alias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fx2relax.testing import assert_matches_eager
+
+Many = tuple[torch.Tensor, ...]
+
+
+def _ordered(*shape: int) -> torch.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.arange(float(count)).view(shape)
+
+
+def _shapes(x: torch.Tensor) -> Many:
+    """Of a tensor of 2 x 3 x 4: each result is computed with, so that none is an alias."""
+    return (
+        x.view(-1, 4) * 2,
+        x.reshape(3, -1) * 2,
+        x.flatten(1) * 2,
+        x.unflatten(-1, (2, -1)) * 2,
+        x.permute(2, 0, 1) * 2,
+        x.transpose(0, -1) * 2,
+        x.movedim(0, -1) * 2,
+        x.swapaxes(1, 2) * 2,
+        x.mT * 2,
+        x[:, None, ..., None].squeeze() * 2,
+        x.unsqueeze(-1).squeeze(-1) * 2,
+        x[:1].squeeze(0).squeeze(0) * 2,
+        x[:1, :1].squeeze((0, -1)) * 2,
+        x[:1].expand(5, -1, 4) * 2,
+        x[0].expand(2, 3, 4) * 2,
+        x.unfold(-1, 2, 1) * 2,
+        x.diagonal(1, -2, -1) * 2,
+        x.diagonal(-1, 0, 2) * 2,
+        x.ravel() * 2,
+        x.view_as(x) * 2,
+        torch.atleast_3d(x[0, 0]) * 2,
+        x.as_strided((2, 2), (5, 3), 1) * 2,
+    )
+
+
+def _copies(x: torch.Tensor) -> Many:
+    return (
+        x.repeat(2, 1, 3),
+        x.repeat(2, 1, 1, 2),
+        x.tile(2),
+        x.tile(2, 1, 1, 1),
+        x.repeat_interleave(2, 1),
+        x.repeat_interleave(3),
+        x.roll(1),
+        x.roll((1, -5), (0, -1)),
+        x.flip(0, -1),
+        x.fliplr() + x.flipud(),
+        x.rot90(1, (1, 2)),
+        x.rot90(-1, (0, 2)),
+        torch.diag(x[0, 0]),
+        torch.diag(x[0], 1),
+        torch.diag_embed(x[0], 1, 0, -1),
+        torch.block_diag(x[0], x[1], x[0, 0]),
+        torch.cartesian_prod(x[0, 0], x[0, 1]),
+        *torch.meshgrid(x[0, 0], x[:, 0, 0], indexing="xy"),
+        x.clone(memory_format=torch.contiguous_format),
+        torch.tril(x, -1),
+        torch.triu(x, 1),
+    )
+
+
+def _parts(x: torch.Tensor) -> Many:
+    return (
+        *(p * 2 for p in x.split(3, -1)),
+        *(p * 2 for p in x.split([1, 2], 1)),
+        *(p * 2 for p in x.chunk(3, 2)),
+        *(p * 2 for p in x.tensor_split(3, -1)),
+        *(p * 2 for p in x.tensor_split((1, 2), 1)),
+        *(p * 2 for p in x.unbind(1)),
+        *(p * 2 for p in x.hsplit(3)),
+        x.narrow(1, -2, 2) * 2,
+        x.select(-1, -2) * 2,
+        x[1] * 2,
+        x[-1, ..., 0] * 2,
+        x[:, 1:] * 2,
+        x[:, -2:-1] * 2,
+        x[..., ::2] * 2,
+        x[..., 1:100:3] * 2,
+        x[5:] * 2,
+        x[:, 2:1] * 2,
+        x[:, None, 1, None] * 2,
+    )
+
+
+def _joins(x: torch.Tensor) -> Many:
+    return (
+        torch.cat([x, x * 2, x[:, :1]], 1),
+        torch.cat([x, x], -1),
+        torch.cat([x[:0], x]) * 2,
+        torch.cat([x.new_zeros(0), x]) * 2,
+        torch.stack([x, x * 3], -1),
+        torch.stack([x, x], 1),
+        torch.hstack([x, x]),
+        torch.vstack([x[0], x[1]]),
+        torch.dstack([x, x]),
+        torch.column_stack([x[:, 0], x[:, 1]]),
+        torch.concat([x[0].half(), x[1]]),
+    )
+
+
+FAMILIES: list[Callable[[torch.Tensor], Many]] = [_shapes, _copies, _parts, _joins]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients(family: Callable[[torch.Tensor], Many]) -> None:
+    assert_matches_eager(family, _ordered(2, 3, 4), grad=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
+def test_other_dtypes(family: Callable[[torch.Tensor], Many], dtype: torch.dtype) -> None:
+    assert_matches_eager(family, _ordered(2, 3, 4).to(dtype))
+
+
+@pytest.mark.parametrize("family", [_copies, _parts, _joins])
+def test_other_layouts(family: Callable[[torch.Tensor], Many]) -> None:
+    assert_matches_eager(family, _ordered(4, 3, 2).permute(2, 1, 0))
+    assert_matches_eager(family, _ordered(2, 4, 9)[:, 1:, ::2][..., 1:])
+
+
+@pytest.mark.parametrize("family", [_copies, _joins])
+def test_symbolic_sizes(family: Callable[[torch.Tensor], Many]) -> None:
+    assert_matches_eager(family, _ordered(2, 3, 4), dynamic=True)
+
+
+def test_views_with_symbolic_sizes() -> None:
+    def function(x: torch.Tensor, n: int) -> Many:
+        rows, columns = x.shape
+        return (
+            x.view(-1)[n:] * 2,
+            x.view(columns, rows) * 2,
+            x[:, n:] + 1,
+            x[:, -n:] + 1,
+            x[: rows - 1, n - 1 :: 2] + 1,
+            x[:, :n].expand(rows, n) + 1,
+            x.t().reshape(-1, rows, 1).squeeze(-1) * 2,
+            x.unfold(1, n, 1) * 2,
+            x.flip(0)[:n] * 2,
+            x.repeat(n, 1),
+            x[n - 1] + x[-1],
+            torch.cat([x, x[:, :n]], 1),
+        )
+
+    assert_matches_eager(function, _ordered(4, 6), 2, dynamic=True, grad=True)
+    assert_matches_eager(lambda x, n: (x[n:] + 1, x[:n] + 1, x[n] + 1), _ordered(4, 6), -2)
+
+
+def test_numbers_and_empty_tensors() -> None:
+    def function(x: torch.Tensor, e: torch.Tensor) -> Many:
+        return (
+            x.view(1, 1) * 2,
+            x.unsqueeze(0).expand(3) * 2,
+            x.repeat(2, 2),
+            x.flip(0) if x.dim() else x.flip(()),
+            x.roll(1),
+            torch.stack([x, x]),
+            x.squeeze() * 2,
+            x.t() * 2,
+            x.permute(()) * 2,
+            e.view(3, 0, 2) * 2,
+            e.reshape(0) * 2,
+            e.transpose(0, 1) * 2,
+            e.repeat(2, 2),
+            e.flip(0, 1),
+            e.roll(1, 1),
+            e.unfold(1, 2, 1) * 2,
+            e.sum(0)[None].expand(2, 3) * 2,
+            *(p * 2 for p in e.split(2, 1)),
+        )
+
+    assert_matches_eager(function, torch.tensor(3.0), torch.ones(0, 3))
+
+
+def test_results_that_are_views_of_the_input() -> None:
+    def function(x: torch.Tensor) -> Many:
+        return (
+            x.view(-1),
+            x.t(),
+            x[1:, ::2],
+            x[0],
+            x.expand(2, 4, 6),
+            x.diagonal(),
+            x.unfold(0, 2, 1),
+            *x.unbind(1)[:2],
+            x.detach(),
+            x.as_strided((2, 2), (1, 2), 3),
+        )
+
+    assert_matches_eager(function, _ordered(4, 6))
+    assert_matches_eager(lambda x: (x[1:], x.mT), _ordered(2, 4, 6)[:, :3])
+    assert_matches_eager(lambda x: (x.view(-1)[3:], x.t()), _ordered(4, 6), dynamic=True)
+
+
+def test_results_that_are_views_of_each_other() -> None:
+    def function(x: torch.Tensor) -> Many:
+        y = x * 2
+        return y, y.t(), y[1:], y.view(-1), y[:, ::2], x + 1
+
+    assert_matches_eager(function, _ordered(4, 6))
+    assert_matches_eager(lambda x: (x * 2).expand(3, 4, 6), _ordered(4, 6))
+    assert_matches_eager(lambda x: ((x * 2)[:, 1:], (x * 2).t()), _ordered(4, 6))
+
+
+def test_bits_seen_as_another_dtype() -> None:
+    def function(x: torch.Tensor) -> Many:
+        return x.view(torch.int32) + 1, x.view(torch.int32).view(torch.float32) * 2
+
+    assert_matches_eager(function, _ordered(4, 6) - 9)
+
+
+def test_pixels_and_channels() -> None:
+    def function(x: torch.Tensor) -> Many:
+        return (
+            F.pixel_shuffle(x, 2),
+            F.pixel_unshuffle(x, 2),
+            F.channel_shuffle(x, 2),
+            F.unfold(x, (2, 3), 2, 1, 1),
+            F.fold(F.unfold(x, 2, padding=1), (4, 6), 2, padding=1),
+        )
+
+    assert_matches_eager(function, _ordered(2, 8, 4, 6), grad=True)
+    assert_matches_eager(function, _ordered(2, 8, 4, 6).to(memory_format=torch.channels_last))
+    assert_matches_eager(lambda x: F.unfold(x, 2), _ordered(2, 8, 4, 6), dynamic=True)
