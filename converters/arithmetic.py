@@ -206,7 +206,34 @@ def hypot(self: Any, other: Any) -> Any:
 @converts(aten.nextafter.default, prims.nextafter.default, promote=Promotion.NO_OPMATH)
 def nextafter(self: Any, other: Any) -> Any:
     """The next number that the dtype has in the other's direction."""
-    return elementwise("nextafter", tirx.nextafter, self, other)
+    kind = dtype(self)
+    if kind not in ("float16", "bfloat16"):
+        return elementwise("nextafter", tirx.nextafter, self, other)
+
+    def body(x: Any, y: Any) -> Any:
+        zero, one = number(0.0, x), tirx.const(1, "int32")
+        away = tirx.Or(tirx.And(x > zero, y > x), tirx.And(x < zero, y < x))
+        bits = _half_bits(tirx.abs(x), kind)
+        next_one = tirx.copysign(_of_half_bits(select(away, bits + one, bits - one), kind), x)
+        least = tirx.copysign(_of_half_bits(one, kind), y)
+        moved = select(tirx.EQ(x, zero), least, next_one)
+        moved = select(tirx.EQ(x, y), y, moved)
+        return select(tirx.Or(tirx.isnan(x), tirx.isnan(y)), x + y, moved)
+
+    return elementwise("nextafter", body, cast(self, "float32"), cast(other, "float32"))
+
+
+def _half_bits(x: Any, kind: str) -> Any:
+    """The bits of a half-precision number that a float32 holds."""
+    if kind == "float16":
+        return tirx.Cast("int32", tirx.reinterpret("uint16", tirx.Cast("float16", x)))
+    return tirx.reinterpret("int32", x) >> tirx.const(16, "int32")
+
+
+def _of_half_bits(bits: Any, kind: str) -> Any:
+    if kind == "float16":
+        return tirx.Cast("float32", tirx.reinterpret("float16", tirx.Cast("uint16", bits)))
+    return tirx.reinterpret("float32", bits << tirx.const(16, "int32"))
 
 
 @converts(aten.atan2.default, prims.atan2.default, promote=Promotion.INT_TO_FLOAT)

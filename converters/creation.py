@@ -184,7 +184,11 @@ def _register_new(target: Any, value: int) -> None:
     converts(target)(new)
 
 
-for _target, _value in ((aten.zeros.default, 0), (aten.ones.default, 1)):
+for _target, _value in (
+    (aten.zeros.default, 0),
+    (aten.ones.default, 1),
+    (aten._efficientzerotensor.default, 0),
+):
     _register_sized(_target, _value)
 for _target, _value in (
     (aten.zeros_like.default, 0),

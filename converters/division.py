@@ -9,12 +9,26 @@ import torch
 
 from fx2relax.compat import const_number
 
-from .common import Promotion, Unsupported, converts, is_float, op, product, shape, tirx
+from .common import (
+    Promotion,
+    Unsupported,
+    cast,
+    converts,
+    dtype,
+    is_float,
+    ndim,
+    op,
+    product,
+    shape,
+    tirx,
+)
 from .elementwise import elementwise, extern, let, number, select
 from .opaque import loops, opaque, require, wide
 
 aten = torch.ops.aten
 prims = torch.ops.prims
+
+_HALF = ("float16", "bfloat16")
 
 
 def int_quotient(a: Any, b: Any, rule: Callable[[Any, Any], Any]) -> Any:
@@ -64,21 +78,30 @@ def _nonzero(divisor: Any) -> Any:
     return op.add(divisor, op.reshape(zero, ()))
 
 
-def floor_quotient(a: Any, b: Any) -> Any:
-    """A float quotient rounded down as Python does: from the remainder, never off by one."""
-    return elementwise("floor_divide", _floor_quotient, a, b)
+def floor_quotient(a: Any, b: Any, kind: str = "float32") -> Any:
+    """A float quotient rounded down as Python does: from the remainder, never off by one.
 
-
-def _floor_quotient(a: Any, b: Any) -> Any:
-    zero, one = number(0.0, a), number(1.0, a)
-    quotient = _quotient(a, b)
-
-    def with_rest(rest: Any) -> Any:
-        exact = _quotient(a - rest, b)
-        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
-        return let(select(apart, exact - one, exact), rounded)
+    `kind` may be the half precision that every step is rounded to.
+    """
 
     def rounded(value: Any) -> Any:
+        if kind not in _HALF:
+            return value
+        return tirx.Cast("float32", tirx.Cast(kind, value))
+
+    return elementwise("floor_divide", lambda x, y: _floor_quotient(x, y, rounded), a, b)
+
+
+def _floor_quotient(a: Any, b: Any, rounded: Callable[[Any], Any]) -> Any:
+    zero, one = number(0.0, a), number(1.0, a)
+    quotient = rounded(_quotient(a, b))
+
+    def with_rest(rest: Any) -> Any:
+        exact = rounded(_quotient(rounded(a - rest), b))
+        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
+        return let(select(apart, rounded(exact - one), exact), floor)
+
+    def floor(value: Any) -> Any:
         down = tirx.floor(value)
         near = select(value - down > number(0.5, a), down + one, down)
         return select(tirx.EQ(value, zero), tirx.copysign(zero, quotient), near)
@@ -110,17 +133,24 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _divide(a: Any, b: Any, mode: str) -> Any:
+    """Half precision is rounded at every step between tensors, at the end only by a number."""
+    kind = dtype(a)
     if not is_float(a):
         return int_quotient(a, b, tirx.floordiv if mode == "floor" else tirx.truncdiv)
+    stepwise = kind in _HALF and ndim(b) > 0
+    if kind in _HALF:
+        a, b = cast(a, "float32"), cast(b, "float32")
     if mode == "floor":
-        return floor_quotient(a, b)
+        return floor_quotient(a, b, kind if stepwise else "float32")
+    if stepwise:
+        return op.trunc(cast(cast(op.divide(a, b), kind), "float32"))
     return elementwise("trunc_divide", lambda x, y: tirx.trunc(_quotient(x, y)), a, b)
 
 
 @converts(
     aten.floor_divide.default,
     aten.floor_divide.Scalar,
-    promote=Promotion.DEFAULT,
+    promote=Promotion.NO_OPMATH,
     exact_scalars=True,
 )
 def floor_divide(self: Any, other: Any) -> Any:
@@ -131,7 +161,7 @@ def floor_divide(self: Any, other: Any) -> Any:
 @converts(
     aten.div.Tensor_mode,
     aten.div.Scalar_mode,
-    promote=Promotion.DEFAULT,
+    promote=Promotion.NO_OPMATH,
     promote_args=("self", "other"),
     exact_scalars=True,
 )

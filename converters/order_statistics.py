@@ -160,8 +160,10 @@ def mode(self: Any, dim: int = -1, keepdim: bool = False) -> Any:
     left = [1 if i == axis else s for i, s in enumerate(shape(self)) if keepdim or i != axis]
     if any(s == 0 for s in left):
         return full(left, 0, dtype(self)), full(left, 0, "int64")
-    values, order = sorted_with_index(self, axis, False)
+    kind = dtype(self)
+    values, order = sorted_with_index(cast(self, "uint8") if kind == "bool" else self, axis, False)
     both = emit(
         te_call(lambda v, o: _te_mode(v, o, axis), values, order, primfunc_name_hint="mode")
     )
-    return tuple(reshape(relax.TupleGetItem(both, i), left) for i in range(2))
+    found, index = (reshape(relax.TupleGetItem(both, i), left) for i in range(2))
+    return cast(found, kind), index

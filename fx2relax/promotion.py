@@ -42,9 +42,11 @@ def promoted(
         # Eager rounds every operand to the common dtype before it computes in a wider one.
         if isinstance(value, (int, float)):
             if not converter.exact_scalars:
-                wide = torch.float64 if isinstance(value, float) else None
-                value = torch.tensor(value, dtype=wide).to(common).item()
-            return cast(value, dtypes.to_tvm(compute))
+                double = torch.float64 if isinstance(value, float) else None
+                value = torch.tensor(value, dtype=double).to(common).item()
+            half = compute in (torch.float16, torch.bfloat16)
+            wide = torch.float32 if converter.exact_scalars and half else compute
+            return cast(value, dtypes.to_tvm(wide))
         return cast(cast(value, dtypes.to_tvm(common)), dtypes.to_tvm(compute))
 
     for name in chosen:

@@ -51,7 +51,8 @@ def _has_weights(function: Any) -> bool:
     attrs = function.attrs
     if attrs is None or "num_input" not in attrs:
         return False
-    return int(attrs["num_input"]) < len(function.params)
+    # A function of weights alone has nothing to be called with once all of it is lifted.
+    return 0 < int(attrs["num_input"]) < len(function.params)
 
 
 @mutator
