@@ -78,7 +78,23 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
     return shuffled.contiguous(memory_format=suggest_memory_format(x))
 
 
+def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
+    """Every step in the inputs' dtype: in float16 what exceeds its range is infinite."""
+    loss = (-target * x).exp().log1p()
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+def _soft_margin_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    z = (-target * x).exp()
+    norm = 1.0 / x.numel() if reduction == 1 else 1.0
+    return target * z * -norm / (z + 1) * grad
+
+
 _OURS: dict[Any, Callable[..., Any]] = {
+    aten.soft_margin_loss.default: _soft_margin_loss,
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,
     aten._trilinear.default: _trilinear,
     aten.channel_shuffle.default: _channel_shuffle,
