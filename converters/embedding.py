@@ -80,3 +80,50 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         result = relax.TupleGetItem(result, 0)
     return reshape(result, [num_weights, width])
+
+
+@converts(aten.embedding_renorm.default)
+def embedding_renorm(self: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
+    """The table with each indexed row that is longer than `max_norm` shortened to that."""
+    kind = dtype(self)
+    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    rows, width = shape(self)
+    message = "index out of range in self"
+    index = checked([indices], [rows], wrap=False, message=message)
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        many, entries, inner = numbers
+        table, row_at, out, named = ins[0], ins[1], outs[0], outs[1]
+        total = T.buffer_proxy(T.alloc_buffer((1,), wider, scope="local"))
+        power = tirx.const(norm_type, wider)
+        fill(named, entries, lambda _: wide(0))
+        with loops([many]) as (m,):
+            named[row_at[m]] = wide(1)
+        with loops([entries], parallel=0 if is_large(entries * inner) else None) as (row,):
+            total[0] = tirx.const(0, wider)
+            with loops([inner]) as (d,):
+                size = tirx.abs(tirx.Cast(wider, table[row * inner + d]))
+                if norm_type == float("inf"):
+                    total[0] = tirx.max(total[0], size)
+                elif norm_type in (1.0, 2.0):
+                    total[0] = total[0] + (size if norm_type == 1.0 else size * size)
+                else:
+                    total[0] = total[0] + tirx.pow(size, power)
+            if norm_type == 2.0:
+                total[0] = tirx.sqrt(total[0])
+            elif norm_type not in (1.0, float("inf")):
+                total[0] = tirx.pow(total[0], tirx.const(1, wider) / power)
+            longest = tirx.const(max_norm, wider)
+            shrunk = tirx.And(named[row].equal(wide(1)), total[0] > longest)
+            share = longest / (total[0] + tirx.const(1e-7, wider))
+            with loops([inner]) as (d,):
+                value = tirx.Cast(wider, table[row * inner + d])
+                value = tirx.Select(shrunk, value * share, value)
+                out[row * inner + d] = tirx.Cast(kind, value)
+
+    def outputs(numbers: list[Any]) -> list[tuple[Any, str]]:
+        return [(numbers[1] * numbers[2], kind), (numbers[1], "int64")]
+
+    numbers = [product(shape(indices)), rows, width]
+    found = opaque("embedding_renorm", body, [self, index], outputs, numbers)
+    return reshape(relax.TupleGetItem(found, 0), [rows, width])

@@ -77,9 +77,7 @@ def _table_gradient(
             return tirx.And(inside, tirx.NE(row, wide(padding)))
 
         if by_frequency:
-            fill(outs[1], entries, lambda _: wide(0))
-            with loops([many]) as (i,), T.If(used(i)), T.Then():
-                outs[1][wide(index[i])] += wide(1)
+            _frequencies(index, many, entries, outs[1], outs[2])
         with loops([many]) as (i,), T.If(used(i)), T.Then(), loops([inner]) as (d,):
             row, bag = wide(index[i]), bag_of[i]
             value = grads[wide(bag) * inner + d]
@@ -88,12 +86,13 @@ def _table_gradient(
             if mode == _MEAN:
                 value = value / tirx.Cast(kind, tirx.max(wide(sizes[wide(bag)]), wide(1)))
             if by_frequency:
-                value = value / tirx.Cast(kind, outs[1][row])
+                value = value / tirx.Cast(kind, outs[2][row])
             out[row * inner + d] = out[row * inner + d] + value
 
     def outputs(numbers: list[Any]) -> list[tuple[Any, str]]:
         _, inner, entries, _ = numbers
-        return [(entries * inner, kind), (entries, "int64")][: 1 + by_frequency]
+        counts = [(entries, "int64")] * 2
+        return [(entries * inner, kind), *(counts if by_frequency else [])]
 
     # The maximum's gradient follows the rows of the maxima; frequencies do not change it.
     by_frequency = by_frequency and mode != _MAX
@@ -103,6 +102,30 @@ def _table_gradient(
     if by_frequency:
         result = relax.TupleGetItem(result, 0)
     return reshape(result, [rows, width])
+
+
+def _frequencies(index: Any, many: Any, entries: Any, counts: Any, divisors: Any) -> None:
+    """How often each row occurs, and what eager divides its gradient by.
+
+    That is not the row's own count: eager takes, for the k-th of the rows that occur, the count of
+    the row that the k-th of the sorted indices names.
+    """
+    fill(counts, entries, lambda _: wide(0))
+    with loops([many]) as (i,):
+        row = wide(index[i])
+        with T.If(tirx.And(row >= wide(0), row < wide(entries))), T.Then():
+            counts[row] += wide(1)
+    state = T.buffer_proxy(T.alloc_buffer((3,), "int64", scope="local"))
+    number, named, before = 0, 1, 2  # of rows seen; the row named; how many indices up to it
+    state[number], state[named], state[before] = wide(0), wide(0), counts[wide(0)]
+    with loops([entries]) as (row,):
+        divisors[row] = wide(1)
+        with T.If(counts[row] > wide(0)), T.Then():
+            with T.While(state[before] <= state[number]):
+                state[named] += wide(1)
+                state[before] += counts[state[named]]
+            divisors[row] = counts[state[named]]
+            state[number] += wide(1)
 
 
 @converts(aten._embedding_bag_backward.default)
