@@ -134,12 +134,12 @@ def _remainder(a: Any, b: Any) -> Any:
 
 def _divide(a: Any, b: Any, mode: str) -> Any:
     """Half precision is rounded at every step between tensors, at the end only by a number."""
-    kind = dtype(a)
+    kind = next((dtype(v) for v in (a, b) if dtype(v) in _HALF), dtype(a))
     if not is_float(a):
         return int_quotient(a, b, tirx.floordiv if mode == "floor" else tirx.truncdiv)
     stepwise = kind in _HALF and ndim(b) > 0
     if kind in _HALF:
-        a, b = cast(a, "float32"), cast(b, "float32")
+        a, b = cast(cast(a, kind), "float32"), cast(b, "float32")
     if mode == "floor":
         return floor_quotient(a, b, kind if stepwise else "float32")
     if stepwise:
