@@ -129,3 +129,18 @@ def batch_norm_inference(
     )
     nothing = full([0], 0, kind)
     return cast(normal[0], kind), nothing, nothing
+
+
+@converts(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    grad_w: Any, saved_v: Any, saved_g: Any, saved_norms: Any, dim: int
+) -> tuple[Any, Any]:
+    """Gradients of a weight's direction and of its length along one axis; sums in float32."""
+    kind = dtype(saved_v)
+    grad, v, g, norms = (wide(x) for x in (grad_w, saved_v, saved_g, saved_norms))
+    others = [axis for axis in range(ndim(v)) if axis != dim % ndim(v)]
+    along = emit(op.sum(op.multiply(grad, v), axis=others, keepdims=True))
+    grad_g = emit(op.divide(along, norms))
+    unit = op.divide(v, norms)
+    grad_v = op.multiply(op.divide(g, norms), op.subtract(grad, op.multiply(unit, grad_g)))
+    return cast(emit(grad_v), kind), cast(grad_g, dtype(saved_g))
