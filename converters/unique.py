@@ -1,195 +1,119 @@
-"""Distinct elements and histograms: sizes that depend on the data, and counts."""
+"""Distinct elements: sorted, then each run of equal ones counted and written once."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from .common import (
     Unsupported,
-    cast,
     converts,
     dtype,
     emit,
-    is_float,
     op,
     product,
     relax,
     reshape,
     shape,
+    shape_expr,
     tirx,
 )
-from .data_dependent import as_size
-from .opaque import T, fill, local, loops, opaque, require, wide
+from .data_dependent import as_size, counter
+from .opaque import T, loops, opaque, wide
 from .ordering import sorted_with_index
-from .reductions import full
-from .reductions import wide as half_to_float
 
 aten = torch.ops.aten
 
-
-def _starts(values: Any, k: Any) -> Any:
-    """Whether a run of equals starts at a place; NaN equals nothing."""
-    same = tirx.EQ(values[k], values[tirx.max(k - wide(1), wide(0))])
-    return tirx.Or(tirx.EQ(k, wide(0)), tirx.Select(same, tirx.const(0, "bool"), T.bool(True)))
+# What TVM's code for a kernel of statements cannot compare is compared as another dtype.
+_COMPARED = {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}
 
 
-def _runs(values: Any, order: Any) -> tuple[Any, Any, Any]:
-    """The first of each run of equals, the run of each element, and the runs' lengths."""
-    total, kind = shape(values)[0], dtype(values)
+def _starts(x: Any, i: Any) -> Any:
+    """Whether a run starts at an element: each NaN is a run of its own."""
+    return tirx.Or(i.equal(wide(0)), tirx.Select(_equal(x, i), wide(0), wide(1)).equal(wide(1)))
 
-    def count(ins: Any, outs: Any, numbers: Any) -> None:
+
+def _equal(x: Any, i: Any) -> Any:
+    pair = x[tirx.max(i - 1, wide(0))], x[i]
+    held = _COMPARED.get(str(pair[0].ty.dtype))
+    before, after = (tirx.Cast(held, v) for v in pair) if held else pair
+    return before.equal(after)
+
+
+def _runs(ordered: Any, places: Any, inverse_shape: list[Any]) -> tuple[Any, Any, Any]:
+    """Of a vector whose equal elements are neighbours: one of each, where they went, how many.
+
+    Args:
+        ordered: the vector.
+        places: where each of its elements stood, or None for where it stands.
+        inverse_shape: the shape of the second result.
+    """
+    kind, total = dtype(ordered), shape(ordered)[0]
+
+    def measure(ins: Any, outs: Any, numbers: list[Any]) -> None:
         outs[0][0] = wide(0)
-        with loops(numbers) as (k,), T.If(_starts(ins[0], k)), T.Then():
-            outs[0][0] = outs[0][0] + wide(1)
+        with loops(numbers) as (i,):
+            outs[0][0] += tirx.Cast("int64", _starts(ins[0], i))
 
-    size = as_size(opaque("count_runs", count, [values], lambda _: [(1, "int64")], [total]))
+    count = as_size(opaque("count_runs", measure, [ordered], lambda _: [(1, "int64")], [total]))
 
-    def body(ins: Any, outs: Any, numbers: Any) -> None:
-        found, inverse, counts = outs
-        at = local("int64")
-        at[0] = wide(-1)
-        with loops([numbers[0]]) as (k,):
-            with T.If(_starts(ins[0], k)), T.Then():
-                at[0] = at[0] + wide(1)
-                found[at[0]] = ins[0][k]
-                counts[at[0]] = wide(0)
-            counts[at[0]] = counts[at[0]] + wide(1)
-            inverse[ins[1][k]] = at[0]
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        values, inverse, counts = outs
+        run = counter()
+        with loops([numbers[0]]) as (i,):
+            with T.If(_starts(ins[0], i)), T.Then():
+                values[run[0]] = ins[0][i]
+                counts[run[0]] = wide(0)
+                run[0] += wide(1)
+            at = ins[1][i] if places is not None else i
+            inverse[at] = run[0] - wide(1)
+            counts[run[0] - wide(1)] += wide(1)
 
-    both = emit(
-        opaque(
-            "fill_runs",
-            body,
-            [values, order],
-            lambda n: [(n[1], kind), (n[0], "int64"), (n[1], "int64")],
-            [total, size],
-        )
+    inputs = [ordered] if places is None else [ordered, places]
+    results = opaque(
+        "unique",
+        body,
+        inputs,
+        lambda n: [(n[1], kind), (n[0], "int64"), (n[1], "int64")],
+        [total, count],
     )
-    found, inverse, counts = (emit(relax.TupleGetItem(both, k)) for k in range(3))
-    return found, inverse, counts
+    values, inverse, counts = (relax.TupleGetItem(results, k) for k in range(3))
+    return values, reshape(inverse, inverse_shape), counts
 
 
-def _distinct(x: Any, sort: bool, inverse: bool, counts: bool) -> tuple[Any, Any, Any]:
-    kind, sizes = dtype(x), shape(x)
-    nothing = full([0], 0, "int64")
-    total = product(sizes)
-    if isinstance(total, int) and total == 0:
-        return (
-            full([0], 0, kind),
-            full(sizes, 0, "int64") if inverse else nothing,
-            nothing,
-        )
-    flat = reshape(cast(x, "uint8") if kind == "bool" else half_to_float(x), [total])
-    if sort:
-        flat, order = sorted_with_index(flat, 0, False)
-    else:
-        order = op.arange(0, total, 1, "int64")
-    found, places, lengths = _runs(emit(flat), emit(order))
-    return (
-        cast(found, kind),
-        reshape(places, sizes) if inverse else nothing,
-        lengths if counts else nothing,
-    )
+def _sorted_runs(x: Any) -> tuple[Any, Any, Any]:
+    ordered, places = sorted_with_index(reshape(x, [product(shape(x))]), 0, descending=False)
+    return _runs(emit(ordered), emit(places), shape(x))
+
+
+def _none() -> Any:
+    return op.zeros(shape_expr([0]), "int64")
 
 
 @converts(aten._unique2.default)
-def unique(
+def unique2(
     self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
-    """Sorted in any case, as in eager; every NaN is one of its own."""
-    return _distinct(self, True, return_inverse, return_counts)
+) -> tuple[Any, Any, Any]:
+    """Distinct elements in ascending order; NaN differs from NaN, and comes last."""
+    values, inverse, counts = _sorted_runs(self)
+    return values, inverse if return_inverse else _none(), counts if return_counts else _none()
+
+
+@converts(aten._unique.default)
+def unique(self: Any, sorted: bool = True, return_inverse: bool = False) -> tuple[Any, Any]:
+    """`unique2` without the counts."""
+    values, inverse, _ = _sorted_runs(self)
+    return values, inverse if return_inverse else _none()
 
 
 @converts(aten.unique_consecutive.default)
 def unique_consecutive(
     self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> Any:
-    """One of each run of equal elements."""
+) -> tuple[Any, Any, Any]:
+    """One of each run of equal neighbours of the flattened tensor."""
     if dim is not None:
-        raise Unsupported("equal slices")
-    return _distinct(self, False, return_inverse, return_counts)
-
-
-@converts(aten.bincount.default)
-def bincount(self: Any, weights: Any = None, minlength: Any = 0) -> Any:
-    """How often each number occurs, or the sum of its weights; below zero RuntimeError."""
-    total = shape(self)[0]
-    message = "bincount only supports 1-d non-negative integral inputs."
-
-    def measure(ins: Any, outs: Any, numbers: Any) -> None:
-        outs[0][0] = wide(numbers[1])
-        least = local("int64")
-        least[0] = wide(0)
-        with loops([numbers[0]]) as (i,):
-            outs[0][0] = tirx.max(outs[0][0], wide(ins[0][i]) + wide(1))
-            least[0] = tirx.min(least[0], wide(ins[0][i]))
-        require(least[0] >= wide(0), message)
-
-    numbers = [total, minlength]
-    size = as_size(opaque("largest", measure, [self], lambda _: [(1, "int64")], numbers))
-    kind = "int64" if weights is None else "float64"
-    if weights is not None and dtype(weights) == "float32":
-        kind = "float32"
-    operands = [self] if weights is None else [self, emit(cast(weights, kind))]
-
-    def body(ins: Any, outs: Any, numbers: Any) -> None:
-        fill(outs[0], numbers[1], lambda _: tirx.const(0, kind))
-        with loops([numbers[0]]) as (i,):
-            more = tirx.const(1, kind) if len(ins) == 1 else ins[1][i]
-            outs[0][wide(ins[0][i])] = outs[0][wide(ins[0][i])] + more
-
-    return opaque("bincount", body, operands, lambda n: [(n[1], kind)], [total, size])
-
-
-@converts(aten.histc.default)
-def histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
-    """How many elements fall into each of equal bins, NaN and what lies outside into none.
-
-    With equal bounds they are the data's; RuntimeError if those are not finite.
-    """
-    kind = dtype(self)
-    if not is_float(self):
-        raise Unsupported("integers, as in eager")
-    x = half_to_float(self)
-    wide_kind, total = dtype(x), product(shape(x))
-
-    def body(ins: Any, outs: Any, numbers: Any) -> None:
-        def number(value: float) -> Any:
-            return tirx.const(value, wide_kind)
-
-        def rounded(value: Any) -> Any:
-            """Half precision is rounded after every step, as in eager."""
-            return tirx.Cast(wide_kind, tirx.Cast(kind, value)) if kind != wide_kind else value
-
-        low, high = local(wide_kind), local(wide_kind)
-        low[0], high[0] = rounded(number(float(min))), rounded(number(float(max)))
-        if min == max:
-            with T.If(wide(numbers[0]) > wide(0)), T.Then():
-                low[0] = high[0] = ins[0][wide(0)]
-            bad = local("int64")
-            bad[0] = wide(0)
-            with loops([numbers[0]]) as (i,):
-                low[0] = tirx.Select(ins[0][i] < low[0], ins[0][i], low[0])
-                high[0] = tirx.Select(ins[0][i] > high[0], ins[0][i], high[0])
-                finite = tirx.abs(ins[0][i]) <= tirx.max_value(wide_kind)
-                bad[0] = bad[0] + tirx.Select(finite, wide(0), wide(1))
-            require(bad[0].equal(wide(0)), "histc: the range of the data is not finite")
-            with T.If(tirx.EQ(low[0], high[0])), T.Then():
-                low[0] = low[0] - number(1.0)
-                high[0] = high[0] + number(1.0)
-        fill(outs[0], bins, lambda _: number(0.0))
-        with loops([numbers[0]]) as (i,):
-            value = ins[0][i]
-            with T.If(tirx.And(value >= low[0], value <= high[0])), T.Then():
-                place = local("int64")
-                scaled = rounded(rounded(value - low[0]) * rounded(number(bins)))
-                scaled = rounded(scaled / rounded(high[0] - low[0]))
-                place[0] = tirx.min(tirx.Cast("int64", scaled), wide(bins - 1))
-                outs[0][place[0]] = outs[0][place[0]] + number(1.0)
-
-    if min != max and not (math.isfinite(min) and math.isfinite(max)):
-        raise Unsupported("an infinite range")
-    return cast(opaque("histc", body, [x], lambda _: [(bins, wide_kind)], [total]), kind)
+        raise Unsupported("runs of equal slices")
+    flat = reshape(self, [product(shape(self))])
+    values, inverse, counts = _runs(flat, None, shape(self))
+    return values, inverse if return_inverse else _none(), counts if return_counts else _none()

@@ -276,7 +276,7 @@ class Importer:
         args = routes.in_memory_order(node, [self._argument(a) for a in node.args])
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
         if converter.promote is None:
-            return converter.function(*args, **kwargs)
+            return routes.in_logical_order(node, converter.function(*args, **kwargs))
         args, kwargs, result_dtype = promoted(converter, node, args, kwargs)
         result = converter.function(*args, **kwargs)
         if isinstance(result, Expr):

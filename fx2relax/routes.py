@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fx2relax import decompositions, dtypes, kept
 from fx2relax.compat import op
 from fx2relax.errors import ImportFailure, source_line
-from fx2relax.params import concrete, dense_permutation, is_dense
+from fx2relax.params import concrete, dense_permutation, inverse, is_dense
 from fx2relax.registry import lookup
 
 Node = torch.fx.Node
@@ -142,14 +142,27 @@ def in_memory_order(node: Node, args: list[Any]) -> list[Any]:
     Raises:
         ImportFailure: a tensor that is a part of a larger memory, which the graph does not hold.
     """
+    permutation = _permutation(node)
+    return args if permutation is None else [op.permute_dims(args[0], permutation), *args[1:]]
+
+
+def in_logical_order(node: Node, result: Any) -> Any:
+    """What `as_strided_scatter` returns, with its axes as they are named; others unchanged."""
+    if node.target is not torch.ops.aten.as_strided_scatter.default:
+        return result
+    permutation = _permutation(node)
+    return result if permutation is None else op.permute_dims(result, inverse(permutation))
+
+
+def _permutation(node: Node) -> tuple[int, ...] | None:
     if node.target not in _STRIDED:
-        return args
+        return None
     val = node.args[0].meta["val"]  # type: ignore[union-attr]
     sizes, strides = concrete(val.shape), concrete(val.stride())
     whole = concrete([val.storage_offset()]) == [0]
     if whole and (is_dense(sizes, strides) or 0 in sizes):
-        return args
+        return None
     permutation = dense_permutation(sizes, strides)
-    if not whole or permutation is None or "scatter" in str(node.target):
+    if not whole or permutation is None:
         raise ImportFailure(f"{node.target} of a view, at {source_line(node)}")
-    return [op.permute_dims(args[0], permutation), *args[1:]]
+    return permutation

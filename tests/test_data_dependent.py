@@ -100,3 +100,28 @@ def test_sizes_out_of_a_tensor() -> None:
         return torch.arange(size), torch.ones(size, 2) * size, torch.zeros(2, size).sum(0)
 
     assert_matches_eager(function, torch.tensor(5))
+
+
+def _distinct(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        x.unique(),
+        *x.unique(return_inverse=True, return_counts=True),
+        *x.unique_consecutive(return_inverse=True, return_counts=True),
+        x.unique_consecutive(),
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.bfloat16]
+)
+def test_distinct_elements(dtype: torch.dtype) -> None:
+    x = torch.tensor([[3, 1, 1, 0], [2, 2, 3, 7]]).to(dtype)
+    assert_matches_eager(_distinct, x)
+    assert_matches_eager(_distinct, x.T)
+    assert_matches_eager(_distinct, x[:, :0])
+
+
+def test_distinct_elements_with_nan_and_signed_zeros() -> None:
+    assert_matches_eager(_distinct, torch.tensor([3.0, NAN, 1.0, 1.0, NAN, NAN, -0.0, 0.0]))
+    assert_matches_eager(_distinct, torch.tensor(2.0))
+    assert_matches_eager(_distinct, torch.tensor([3, 1, 3]), dynamic=True)

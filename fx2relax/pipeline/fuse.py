@@ -8,6 +8,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .order import sizes_first
+
 
 def fuse(mod: Any) -> Any:
     """Fuse the `call_tir` kernels of a legalised module; other calls stay as they are."""
@@ -19,9 +21,10 @@ def fuse(mod: Any) -> Any:
             passes.FoldConstant(),
         ]
     )(mod)
-    return tvm.transform.Sequential(
-        [passes.FuseOps(), passes.FuseTIR(), passes.DeadCodeElimination()]
-    )(_without_empty_constants(mod))
+    mod = passes.FuseOps()(_without_empty_constants(mod))
+    return tvm.transform.Sequential([passes.FuseTIR(), passes.DeadCodeElimination()])(
+        sizes_first(mod)
+    )
 
 
 def _without_empty_constants(mod: Any) -> Any:
