@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .common import Promotion, converts, op
+from .common import Promotion, Unsupported, converts, op
 from .elementwise import elementwise, number, select
 
 aten = torch.ops.aten
@@ -34,3 +34,18 @@ def gelu(self: Any, *, approximate: str = "none") -> Any:
 def silu(self: Any) -> Any:
     """``self * sigmoid(self)``."""
     return op.nn.silu(self)
+
+
+@converts(aten.rrelu_with_noise_functional.default)
+def rrelu(
+    self: Any,
+    noise: Any,
+    lower: Any = 0.125,
+    upper: Any = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """`leaky_relu` with the mean of the bounds, but in training."""
+    if training:
+        raise Unsupported("random slopes")
+    return leaky_relu(self, (lower + upper) / 2), noise
