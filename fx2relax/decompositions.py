@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
+from torch.nn import functional
 
 from fx2relax.registry import lookup
 
@@ -92,11 +93,68 @@ def _soft_margin_loss_backward(
     return target * z * -norm / (z + 1) * grad
 
 
+def _encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """The fast path of `nn.TransformerEncoderLayer`; what is not 0 in the mask is hidden.
+
+    A row that is hidden throughout gives NaN.
+    """
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        heads = functional.linear(x, qkv_weight, qkv_bias).unflatten(-1, (3, num_heads, -1))
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        if mask is None:
+            result = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            hidden = (mask[:, None, None] if mask_type == 1 else mask).to(torch.bool)
+            scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+            result = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+        return functional.linear(result.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        hidden = functional.gelu(hidden) if use_gelu else hidden.relu()
+        return functional.linear(hidden, ffn_weight_2, ffn_bias_2)
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = src + attend(first(src))
+        return x + feed(second(x))
+    x = first(src + attend(src))
+    return second(x + feed(x))
+
+
 _OURS: dict[Any, Callable[..., Any]] = {
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,
     aten._trilinear.default: _trilinear,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.channel_shuffle.default: _channel_shuffle,
     aten.native_channel_shuffle.default: _channel_shuffle,
     aten.max_unpool2d.default: _max_unpool,

@@ -100,27 +100,24 @@ class Scalars:
         self.symbols.vars[offset.node.expr] = self.symbols.size(whole.storage_offset()) + steps
 
     def item(self, val: Any, tensor: Any, name: str) -> Any:
-        """`Tensor.item`: a number out of a tensor of one element.
-
-        Raises Unsupported for a boolean.
-        """
+        """`Tensor.item`: a number out of a tensor of one element."""
         flat = op.reshape(tensor, shape_expr([]))
         if isinstance(val, torch.SymFloat):
             number = self.builder.emit(cast(self.builder.normalize(flat), "float64"), name)
             self.bind_float(val, number)
             return number
-        if not isinstance(val, torch.SymInt):
-            raise Unsupported("a number of another kind than int or float")
         whole = op.astype(op.reshape(tensor, shape_expr([1])), "int64")
-        symbol, given = val.node.expr, self.symbols.size(val)
-        if not symbol.is_nonnegative:
+        truth = isinstance(val, torch.SymBool)
+        (symbol,) = val.node.expr.free_symbols  # a boolean is ``Eq(symbol, 1)``
+        given = self.symbols.size(symbol)
+        if not symbol.is_nonnegative and not truth:
             # TVM takes every variable of a shape for a size, which is never negative.
             given = tirx.Var(f"{symbol}_raised", "int64")
             self.symbols.vars[symbol] = given - tirx.const(_RAISE, "int64")
             whole = op.add(self.builder.emit(whole), scalar(_RAISE, "int64"))
         shape = self.builder.emit(op.tensor_to_shape(self.builder.emit(whole)), name)
         self.builder.match_cast(shape, ShapeType([given]), name)
-        return self.symbols.size(val)
+        return self.value(val)
 
     def _float(self, expr: Any) -> Any:
         if expr in self.floats:

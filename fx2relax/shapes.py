@@ -10,9 +10,11 @@ from typing import Any
 import sympy
 import torch
 from torch.utils._sympy import functions as symfn
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from fx2relax.compat import Analyzer, Range, const_int, tirx
 
+_FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 Size = Any  # an int or a TIR expression of dtype int64
 
 
@@ -47,7 +49,8 @@ class SymbolTable:
     def bind(self, symbol: sympy.Symbol, var: Any) -> None:
         """Let a symbol be a variable that the caller made."""
         self.vars[symbol] = var
-        known = self.ranges.get(symbol)
+        # Of a number out of a tensor the range is what the graph has yet to assert.
+        known = None if symbol_is_type(symbol, _FROM_DATA) else self.ranges.get(symbol)
         low = _bound(known and known.lower, 0 if symbol.is_nonnegative else -_LARGEST)
         high = _bound(known and known.upper, _LARGEST)
         self.analyzer.bind(var, Range(low, high + 1))
