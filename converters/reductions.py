@@ -95,7 +95,7 @@ def _accumulate(
     else:
         result = dtype(x) if is_float(x) else "int64"
     if result == "bool":
-        x = emit(op.not_equal(x, scalar(0, dtype(x)))) if dtype(x) != "bool" else x
+        x = emit(cast(x, "bool"))
         return _logical(topi.any if identity == 0 else topi.all, x, axes(x, dim), keepdim)
     x = wide(cast(x, result))
     dims = axes(x, dim)
@@ -206,8 +206,7 @@ def _logical(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: b
 
 def _truth(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
     kind = dtype(x)
-    true = x if kind == "bool" else emit(op.not_equal(x, scalar(0, kind)))
-    result = _logical(reduce, true, dims, keepdim)
+    result = _logical(reduce, emit(cast(x, "bool")), dims, keepdim)
     return cast(result, "uint8") if kind == "uint8" else result
 
 
