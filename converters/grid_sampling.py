@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product as every
 from typing import Any
 
 import torch
@@ -25,9 +24,17 @@ class _Sampler:
         weight: the sources' weights; `slope` has, axis by axis, their derivatives by position.
     """
 
-    def __init__(self, kind: str, sizes: list[Any], mode: int, padding: int, align: bool) -> None:
+    def __init__(
+        self,
+        kind: str,
+        sizes: list[Any],
+        mode: int,
+        padding: int,
+        align: bool,
+        slopes: bool = False,
+    ) -> None:
         self.kind, self.sizes, self.mode = kind, sizes, mode
-        self.padding, self.align = padding, align
+        self.padding, self.align, self.slopes = padding, align, slopes
         self.axes = len(sizes)
         self.width = {_LINEAR: 2, _NEAREST: 1, _CUBIC: 4}[mode]
         self.count = self.width**self.axes
@@ -103,7 +110,9 @@ class _Sampler:
         first = axis * self.width
         if self.mode == _NEAREST:
             self.whole[first] = tirx.Cast("int64", tirx.nearbyint(self.place[axis]))
-            self.part[first], self.change[first] = self.const(1), self.const(0)
+            self.part[first] = self.const(1)
+            if self.slopes:
+                self.change[first] = self.const(0)
             return
         down = tirx.floor(self.place[axis])
         t = self.place[axis] - down
@@ -115,31 +124,36 @@ class _Sampler:
             changes = [_far_slope(t + one), _near_slope(t)]
             changes += [-_near_slope(one - t), -_far_slope(one - t + one)]
         for k, (part, change) in enumerate(zip(parts, changes, strict=True)):
-            self.part[first + k], self.change[first + k] = part, change
-            source = tirx.Cast("int64", down) + wide(k - (self.mode == _CUBIC))
+            self.part[first + k] = part
+            if self.slopes:
+                self.change[first + k] = change
+        before = wide(1 if self.mode == _CUBIC else 0)
+        moved = self._local(1)
+        with loops([self.width]) as (tap,):
+            moved[0] = down + tirx.Cast(self.kind, tap - before)
             if self.mode == _CUBIC and self.padding != _ZEROS:
-                moved = self._local(1)
-                moved[0] = tirx.Cast(self.kind, source)
                 self._pad(moved, 0, None, size)
-                source = tirx.Cast("int64", moved[0])
-            self.whole[first + k] = source
+            self.whole[first + tap] = tirx.Cast("int64", moved[0])
 
     def _join(self) -> None:
-        for n, taps in enumerate(every(range(self.width), repeat=self.axes)):
+        """Every combination of the axes' sources."""
+        with loops([self.count]) as (n,):
             at: Any = wide(0)
             inside: Any = tirx.const(True, "bool")
-            places = [axis * self.width + k for axis, k in enumerate(taps)]
-            for place, size in zip(places, self.sizes, strict=True):
+            places = []
+            for axis, size in enumerate(self.sizes):
+                step = self.width ** (self.axes - 1 - axis)
+                place = axis * self.width + tirx.floormod(tirx.floordiv(n, step), self.width)
+                places.append(place)
                 source = self.whole[place]
                 inside = tirx.And(inside, tirx.And(source >= wide(0), source < wide(size)))
                 at = at * size + source
             self.inside[n] = inside
             self.at[n] = tirx.Select(inside, at, wide(0))
             self.weight[n] = _times([self.part[p] for p in places])
-            for axis in range(self.axes):
-                factors = [
-                    self.change[p] if a == axis else self.part[p] for a, p in enumerate(places)
-                ]
+            for axis in range(self.axes if self.slopes else 0):
+                tables = [self.change if a == axis else self.part for a in range(self.axes)]
+                factors = [t[p] for t, p in zip(tables, places, strict=True)]
                 self.slope[n * self.axes + axis] = _times(factors)
 
 
@@ -193,12 +207,12 @@ def _volume(space: Sequence[Any]) -> Any:
     return _times([wide(s) for s in space])
 
 
-@converts(aten.grid_sampler_3d.default)
-def grid_sampler_3d(
+@converts(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
     input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Any:
     """What lies outside counts as 0, as the nearest inside, or is reflected."""
-    if interpolation_mode == _CUBIC:
+    if interpolation_mode == _CUBIC and len(shape(grid)) == 5:
         raise Unsupported("bicubic sampling of volumes")
     own = dtype(input)
     kind = _wide_kind(own)
@@ -212,10 +226,13 @@ def grid_sampler_3d(
             sampler.move_to(positions, (n * places + p) * len(space))
             total = T.buffer_proxy(T.alloc_buffer((1,), kind, scope="local"))
             with loops([channels]) as (c,):
+                base = (n * channels + c) * _volume(space)
                 total[0] = tirx.const(0, kind)
-                with loops([sampler.count]) as (k,), T.If(sampler.inside[k]), T.Then():
-                    value = x[(n * channels + c) * _volume(space) + sampler.at[k]]
+                # No branch: a source that is not there is read elsewhere, and not used.
+                with T.unroll(0, sampler.count) as k:
+                    value = x[base + sampler.at[k]]
                     value = value if own == kind else tirx.Cast(kind, value)
+                    value = tirx.Select(sampler.inside[k], value, tirx.const(0, kind))
                     total[0] = total[0] + value * sampler.weight[k]
                 out[(n * channels + c) * places + p] = tirx.Cast(own, total[0])
 
@@ -249,7 +266,8 @@ def grid_sampler_backward(
         fill(image, batch * channels * volume, lambda _: tirx.const(0, kind))
         parallel = 0 if is_large(batch * channels * places) else None
         with loops([batch, places], parallel) as (n, p):
-            sampler = _Sampler(kind, space, interpolation_mode, padding_mode, align_corners)
+            settings = (interpolation_mode, padding_mode, align_corners)
+            sampler = _Sampler(kind, space, *settings, slopes=True)
             sampler.move_to(positions, (n * places + p) * axes)
             slope = T.buffer_proxy(T.alloc_buffer((axes,), kind, scope="local"))
             for axis in range(axes):

@@ -41,6 +41,8 @@ def upsample(x: Any, size: Sequence[Any], kind: str, align_corners: bool, scales
     bytes_too = len(size) == 2 or kind in ("nearest", "exact")
     if not is_float(x) and not (own == "uint8" and bytes_too):
         raise Unsupported(f"upsampling of {own}")
+    if kind.endswith("_smooth") and own in ("float16", "bfloat16"):
+        raise Unsupported(f"upsampling of {own} with smoothing")
     axes = _axes(shape(x)[2:], size, kind, align_corners, scales)
     if kind in ("nearest", "exact"):
         return te_call(_pick, x, *[positions(axis, own) for axis in axes])
