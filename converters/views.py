@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.agreement import agreed
+
 from .common import (
     converts,
     dtype,
@@ -116,7 +118,10 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     tensors = [x if dtype(x) == common else op.astype(x, common) for x in tensors]
     kept = [x for x in tensors if not (ndim(x) == 1 and shape(x)[0] is not None and _empty(x))]
     kept = kept or tensors[:1]
-    return op.concat(kept, normalize_axis(dim, ndim(kept[0]))) if len(kept) > 1 else kept[0]
+    if len(kept) == 1:
+        return kept[0]
+    axis = normalize_axis(dim, ndim(kept[0]))
+    return op.concat(agreed(kept, apart=axis - ndim(kept[0])), axis)
 
 
 def _empty(x: Any) -> bool:

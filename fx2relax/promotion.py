@@ -9,6 +9,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 
 from fx2relax import dtypes
+from fx2relax.agreement import agreed
 from fx2relax.casting import cast
 from fx2relax.registry import Converter, Promotion
 
@@ -54,6 +55,9 @@ def promoted(
             args[keyed[name]] = prepared(args[keyed[name]])
         elif name in kwargs:
             kwargs[name] = prepared(kwargs[name])
+    places = [keyed[name] for name in chosen if name in keyed]
+    for place, value in zip(places, agreed([args[p] for p in places]), strict=True):
+        args[place] = value
     return args, kwargs, dtypes.to_tvm(result)
 
 

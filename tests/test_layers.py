@@ -17,6 +17,7 @@ LAYERS = [
     [{"converters"}],
     [
         {
+            "agreement",
             "registry",
             "promotion",
             "bounds",

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from .bfloat import WidenBFloat16
+from .divisions import Divisions, sizes_of
 from .floats import simplify
 from .lets import StoreLets
 from .tir import NotHandled
@@ -36,6 +37,15 @@ def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
         _log.debug("a kernel stays scalar: it holds a %s", error)
         return func
     return func.with_body(body)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Divisions")  # type: ignore[untyped-decorator]
+def _divisions(func: Any, mod: Any, ctx: Any) -> Any:
+    """Division rounded down, by sizes."""
+    try:
+        return func.with_body(Divisions(sizes_of(func)).stmt(func.body))
+    except NotHandled:
+        return func
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.StoreLets")  # type: ignore[untyped-decorator]
@@ -76,6 +86,7 @@ def _host_passes() -> Any:
                 plain.RemoveNoOp(),
                 passes.RewriteUnsafeSelect(),
                 plain.FP8ComputeLegalize(),
+                _divisions,
                 _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),

@@ -78,6 +78,10 @@ class Rewriter:
             raise NotHandled(kind)
         return handler(self, node)
 
+    def default(self, node: Any) -> Any:
+        """Rewrite a statement as if the class did not treat its kind specially."""
+        return _STMTS[type(node).__name__](self, node)
+
     def call(self, node: Any, args: list[Any]) -> Any:
         """A call with its arguments rewritten."""
         if all(a is b for a, b in zip(args, node.args, strict=True)):
