@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fx2relax.agreement import agreed
+from fx2relax.shapes import analyzer
 
 from .common import (
     converts,
@@ -38,9 +40,30 @@ def view(self: Any, size: Sequence[Any]) -> Any:
     sizes = list(size)
     unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
     if unknown:
-        sizes[unknown[0]] = 1
-        sizes[unknown[0]] = product(shape(self)) // product(sizes)
+        given = sizes[: unknown[0]] + sizes[unknown[0] + 1 :]
+        sizes[unknown[0]] = _left(shape(self), given)
     return reshape(self, sizes)
+
+
+def _left(own: Sequence[Any], given: Sequence[Any]) -> Any:
+    """The size that makes `given` as large as `own`; TVM does not cancel all common factors."""
+    above, below = list(own), []
+    for size in given:
+        twin = next((i for i, s in enumerate(above) if _equal(s, size)), None)
+        if twin is None:
+            below.append(size)
+        else:
+            del above[twin]
+    numbers = [math.prod(s for s in sizes if isinstance(s, int)) for sizes in (above, below)]
+    if all(isinstance(s, int) for s in below) and numbers[1] and numbers[0] % numbers[1] == 0:
+        return product([s for s in above if not isinstance(s, int)]) * (numbers[0] // numbers[1])
+    return product(above) // product(below)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, int) or isinstance(right, int):
+        return isinstance(left, int) and isinstance(right, int) and left == right
+    return bool(analyzer().can_prove_equal(left, right))
 
 
 @converts(aten._reshape_alias.default)

@@ -25,3 +25,11 @@ def test_an_upsampled_skip_connection():
         return torch.cat([x, deep[:, :, : x.shape[2], : x.shape[3]]], 1)
 
     assert_matches_eager(skip, torch.randn(2, 3, 16, 20), dynamic=True)
+
+
+def test_a_size_that_is_left_over():
+    def heads(x, y):
+        x = torch.cat([x, y], 1)
+        return x.view(x.shape[0], x.shape[1], -1, 48).transpose(1, 2) * 2
+
+    assert_matches_eager(heads, torch.randn(2, 3, 192), torch.randn(2, 4, 192), dynamic=True)

@@ -218,6 +218,12 @@ def _evaluate(self: Rewriter, node: Any) -> Any:
     return node if new is value else tirx.Evaluate(new)
 
 
+def _return(self: Rewriter, node: Any) -> Any:
+    value = node.value
+    new = self.expr(value)
+    return node if new is value else type(node)(new)
+
+
 def _attr(self: Rewriter, node: Any) -> Any:
     old = node.body
     body = self.stmt(old)
@@ -240,6 +246,7 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "BufferStore": Rewriter.store,
     "Bind": Rewriter.bind,
     "Evaluate": _evaluate,
+    "Return": _return,
     "AttrStmt": _attr,
     "While": _while,
     "AllocBuffer": _same,
