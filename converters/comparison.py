@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.agreement import agreed
+
 from .common import Promotion, cast, converts, dtype, is_float, op, tirx
 from .elementwise import (
     elementwise,
@@ -243,13 +245,13 @@ def clamp_max(self: Any, max: Any) -> Any:
 )
 def where(condition: Any, self: Any, other: Any) -> Any:
     """One or the other; the condition may be a uint8."""
-    return op.where(truth(condition), self, other)
+    return op.where(*agreed([truth(condition), self, other]))
 
 
 @converts(prims.where.default)
 def prims_where(pred: Any, a: Any, b: Any) -> Any:
     """One or the other, of one dtype."""
-    return op.where(pred, a, b)
+    return op.where(*agreed([pred, a, b]))
 
 
 @converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)

@@ -12,7 +12,12 @@ def sizes_first(mod: Any) -> Any:
     changed = {}
     for name, func in mod.functions_items():
         if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
-            blocks = [_sorted(block) for block in func.body.blocks]
+            given = {
+                symbol
+                for param in func.params
+                for symbol in relax.analysis.definable_tir_vars_in_type(param.ty)
+            }
+            blocks = [_sorted(block, given) for block in func.body.blocks]
             if any(new is not old for new, old in zip(blocks, func.body.blocks, strict=True)):
                 body = relax.SeqExpr(blocks, func.body.body)
                 changed[name] = relax.Function(
@@ -25,14 +30,15 @@ def sizes_first(mod: Any) -> Any:
     return mod
 
 
-def _sorted(block: Any) -> Any:
+def _sorted(block: Any, given: set[Any]) -> Any:
     bindings = list(block.bindings)
     makers: dict[Any, int] = {}
     for n, binding in enumerate(bindings):
         makers[binding.var] = n
         if isinstance(binding, relax.MatchCast):
             for symbol in relax.analysis.definable_tir_vars_in_type(binding.ty):
-                makers.setdefault(symbol, n)
+                if symbol not in given:
+                    makers.setdefault(symbol, n)
     order: list[int] = []
     done: set[int] = set()
 
