@@ -80,6 +80,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:reduction. .mean. divides:UserWarning")
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(name):
     x, y = seeded(6, 5), seeded(6, 5, seed=1)

@@ -135,11 +135,13 @@ EMPTY = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
 @pytest.mark.parametrize("name", EMPTY)
 def test_empty(name):
     assert_matches_eager(EMPTY[name], torch.empty(2, 0, 3))
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
 def test_0d():
     def fn(x):
         return (
@@ -176,7 +178,8 @@ def test_long_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_histograms(dtype):
-    x = seeded(300, dtype=dtype)
+    # Eager counts in the dtype, and bfloat16 ends at 256 in one thread.
+    x = seeded(200, dtype=dtype)
 
     def fn(x):
         return torch.histc(x), torch.histc(x, 10, -1, 1), torch.histc(x * 0, 5), x[:0].histc(4)
