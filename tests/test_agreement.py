@@ -16,7 +16,7 @@ def test_a_skip_connection():
         deep = DOUBLE(HALVE(x))
         return torch.cat([deep, x], 1), deep + x, torch.where(x > 0, deep, x)
 
-    assert_matches_eager(skip, torch.randn(2, 3, 16, 20), dynamic=True)
+    assert_matches_eager(skip, torch.randn(2, 3, 16, 20), dynamic=True, grad=True)
 
 
 def test_an_upsampled_skip_connection():
@@ -24,7 +24,7 @@ def test_an_upsampled_skip_connection():
         deep = nn.functional.interpolate(HALVE(x), scale_factor=2, mode="nearest")
         return torch.cat([x, deep[:, :, : x.shape[2], : x.shape[3]]], 1)
 
-    assert_matches_eager(skip, torch.randn(2, 3, 16, 20), dynamic=True)
+    assert_matches_eager(skip, torch.randn(2, 3, 16, 20), dynamic=True, grad=True)
 
 
 def test_a_size_that_is_left_over():
