@@ -24,7 +24,7 @@ from .common import (
 )
 from .elementwise import negated
 from .indices import broadcast_sizes
-from .opaque import T, fill, loops, opaque, require, wide
+from .opaque import T, fill, local, loops, opaque, require, wide
 
 aten = torch.ops.aten
 
@@ -67,9 +67,9 @@ def nonzero_columns(x: Any, count: Any = None) -> list[Any]:
 
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
         expected, extents = wide(numbers[0]), numbers[1:]
-        found = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+        found = local("int64")
         found[0] = wide(0)
-        flat = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+        flat = local("int64")
         flat[0] = wide(0)
         with loops(extents) as at:
             with T.If(truth(ins[0][flat[0]])), T.Then():
@@ -127,7 +127,7 @@ def nonzero_static(self: Any, *, size: Any, fill_value: int = -1) -> Any:
 
 def counter() -> Any:
     """A variable of a kernel, an int64 that starts at 0 and is read as ``[0]``."""
-    variable = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+    variable = local("int64")
     variable[0] = wide(0)
     return variable
 

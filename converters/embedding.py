@@ -8,7 +8,7 @@ import torch
 
 from .common import converts, dtype, product, relax, reshape, shape, tirx
 from .indices import checked, offset, take_along
-from .opaque import T, fill, is_large, loops, opaque, wide
+from .opaque import T, fill, is_large, local, loops, opaque, wide
 
 aten = torch.ops.aten
 
@@ -94,7 +94,7 @@ def embedding_renorm(self: Any, indices: Any, max_norm: float, norm_type: float)
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
         many, entries, inner = numbers
         table, row_at, out, named = ins[0], ins[1], outs[0], outs[1]
-        total = T.buffer_proxy(T.alloc_buffer((1,), wider, scope="local"))
+        total = local(wider)
         power = tirx.const(norm_type, wider)
         fill(named, entries, lambda _: wide(0))
         with loops([many]) as (m,):

@@ -19,7 +19,7 @@ from .common import (
     te_call,
     tirx,
 )
-from .opaque import T, fill, loops, opaque, wide
+from .opaque import T, fill, local, loops, opaque, wide
 
 aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ def _frequencies(index: Any, many: Any, entries: Any, counts: Any, divisors: Any
         row = wide(index[i])
         with T.If(tirx.And(row >= wide(0), row < wide(entries))), T.Then():
             counts[row] += wide(1)
-    state = T.buffer_proxy(T.alloc_buffer((3,), "int64", scope="local"))
+    state = local("int64", 3)
     number, named, before = 0, 1, 2  # of rows seen; the row named; how many indices up to it
     state[number], state[named], state[before] = wide(0), wide(0), counts[wide(0)]
     with loops([entries]) as (row,):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .common import Unsupported, cast, converts, dtype, emit, relax, reshape, shape, tirx
-from .opaque import T, fill, is_large, loops, opaque, wide
+from .opaque import T, fill, is_large, local, loops, opaque, wide
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ class _Sampler:
         self.slope = self._local(self.count * self.axes)
 
     def _local(self, count: int, kind: str | None = None) -> Any:
-        return T.buffer_proxy(T.alloc_buffer((count,), kind or self.kind, scope="local"))
+        return local(kind or self.kind, count)
 
     def const(self, value: float) -> Any:
         return tirx.const(value, self.kind)
@@ -224,7 +224,7 @@ def grid_sampler(
         with loops([batch, places], parallel=0) as (n, p):
             sampler = _Sampler(kind, space, interpolation_mode, padding_mode, align_corners)
             sampler.move_to(positions, (n * places + p) * len(space))
-            total = T.buffer_proxy(T.alloc_buffer((1,), kind, scope="local"))
+            total = local(kind)
             with loops([channels]) as (c,):
                 base = (n * channels + c) * _volume(space)
                 total[0] = tirx.const(0, kind)
@@ -269,7 +269,7 @@ def grid_sampler_backward(
             settings = (interpolation_mode, padding_mode, align_corners)
             sampler = _Sampler(kind, space, *settings, slopes=True)
             sampler.move_to(positions, (n * places + p) * axes)
-            slope = T.buffer_proxy(T.alloc_buffer((axes,), kind, scope="local"))
+            slope = local(kind, axes)
             for axis in range(axes):
                 slope[axis] = tirx.const(0, kind)
             with (

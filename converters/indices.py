@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .common import op, product, reshape, shape, tirx
-from .opaque import T, loops, opaque, require, wide
+from .opaque import local, loops, opaque, require, wide
 
 __all__ = ["broadcast_sizes", "checked", "is_one", "offset", "strides_of", "take_along"]
 
@@ -67,7 +67,7 @@ def checked(
 
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
         limits, extents = [wide(n) for n in numbers[:count]], numbers[count:]
-        bad = T.buffer_proxy(T.alloc_buffer((count,), "int64", scope="local"))
+        bad = local("int64", count)
         for k in range(count):
             bad[k] = wide(0)
         with loops(extents) as at:

@@ -141,36 +141,25 @@ def _max_backward(grad: Any, indices: Any, windows: Sequence[Window]) -> Any:
     return on_windows(_te_max_backward, [grad, indices], windows, "max_pool_backward")
 
 
-@converts(aten.max_pool2d_with_indices.default)
-def max_pool2d_with_indices(
-    self: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = 0,  # type: ignore[assignment]
-    dilation: Sequence[int] = 1,  # type: ignore[assignment]
-    ceil_mode: bool = False,
-) -> tuple[Any, Any]:
-    """Largest element of each window and where it is; a NaN wins."""
-    sizes = shape(self)[-2:]
-    return _max_with_indices(
-        self, sliding(sizes, kernel_size, stride, padding, dilation, ceil_mode)
-    )
+def _register_max(target: Any, axes: int) -> None:
+    def forward(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = 0,  # type: ignore[assignment]
+        dilation: Sequence[int] = 1,  # type: ignore[assignment]
+        ceil_mode: bool = False,
+    ) -> tuple[Any, Any]:
+        """Largest element of each window and where it is; a NaN wins."""
+        sizes = shape(self)[-axes:]
+        windows = sliding(sizes, kernel_size, stride, padding, dilation, ceil_mode)
+        return _max_with_indices(self, windows)
+
+    converts(target)(forward)
 
 
-@converts(aten.max_pool3d_with_indices.default)
-def max_pool3d_with_indices(
-    self: Any,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = 0,  # type: ignore[assignment]
-    dilation: Sequence[int] = 1,  # type: ignore[assignment]
-    ceil_mode: bool = False,
-) -> tuple[Any, Any]:
-    """Largest element of each window and where it is; a NaN wins."""
-    sizes = shape(self)[-3:]
-    return _max_with_indices(
-        self, sliding(sizes, kernel_size, stride, padding, dilation, ceil_mode)
-    )
+_register_max(aten.max_pool2d_with_indices.default, 2)
+_register_max(aten.max_pool3d_with_indices.default, 3)
 
 
 def _register_max_backward(target: Any, axes: int) -> None:

@@ -104,7 +104,8 @@ def _relu(x: Any) -> Any:
     return tirx.Select(x <= tirx.const(0, x.ty.dtype), tirx.const(0, x.ty.dtype), x)
 
 
-def run_layer(
+@converts(recurrence)
+def recurrent_layer(
     x: Any,
     h0: Any,
     c0: Any,
@@ -115,8 +116,8 @@ def run_layer(
     mode: str,
     reverse: bool,
     keep: bool,
-) -> list[Any]:
-    """`recurrence` as Relax expressions."""
+) -> tuple[Any, ...]:
+    """All time steps of one direction of one layer; half precision rounds the state each step."""
     kind = dtype(x)
     wide_kind = compute_dtype(kind)
     gates, state = static(shape(weight))
@@ -247,24 +248,7 @@ def run_layer(
     sizes = [[*lead, state], [batch, state], *([[batch, size]] if lstm else [])]
     if keep:
         sizes += [[*lead, kept_gates], [*lead, state], *([[*lead, size]] if lstm else [])]
-    return [reshape(relax.TupleGetItem(found, i), s) for i, s in enumerate(sizes)]
-
-
-@converts(recurrence)
-def recurrent_layer(
-    x: Any,
-    h0: Any,
-    c0: Any,
-    weight: Any,
-    bias: Any,
-    projection: Any,
-    batch_sizes: Any,
-    mode: str,
-    reverse: bool,
-    keep: bool,
-) -> tuple[Any, ...]:
-    """All time steps of one direction of one layer; half precision rounds the state each step."""
-    return tuple(run_layer(x, h0, c0, weight, bias, projection, batch_sizes, mode, reverse, keep))
+    return tuple(reshape(relax.TupleGetItem(found, i), s) for i, s in enumerate(sizes))
 
 
 @converts(aten.mkldnn_rnn_layer.default)
@@ -296,7 +280,8 @@ def mkldnn_rnn_layer(
     states = [reshape(s, shape(s)[-2:]) for s in (hx_, cx_)]
     bias = weight3 if has_biases else None
     h0, c0 = states
-    y, h, c = run_layer(emit(x), h0, c0, weight1, bias, None, None, "lstm", reverse, False)
+    settings = (None, None, "lstm", reverse, False)
+    y, h, c = recurrent_layer(emit(x), h0, c0, weight1, bias, *settings)
     y = op.permute_dims(y, [1, 0, 2]) if batch_first else y
     workspace = op.zeros(relax.ShapeExpr([0]), "uint8")
     return y, reshape(h, shape(hx_)), reshape(c, shape(cx_)), workspace

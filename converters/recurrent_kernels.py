@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .common import Unsupported, dtype, op, shape, te, te_call, tirx
-from .opaque import T, loops, require, wide
+from .opaque import T, local, loops, require, wide
 
 # The loop mark that the pipeline turns into vector code with a scalar tail.
 _VECTOR = {"fx2relax.vector": 1}
@@ -127,7 +127,7 @@ class Steps:
         if not self.packing:
             return
         counts, starts = self.packing
-        bad = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+        bad = local("int64")
         bad[0] = wide(0)
         with loops([self.number]) as (t,):
             wrong = tirx.Or(counts[t] < 0, counts[t] > wide(self.batch))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .common import emit, op, relax, reshape, tirx
-from .opaque import T, loops, opaque, wide
+from .opaque import T, local, loops, opaque, wide
 
 # How many input elements one output element takes where nothing is smoothed.
 _TAPS = {"linear": 2, "cubic": 4}
@@ -115,10 +115,6 @@ def table(axis: Axis, own: str) -> tuple[Any, Any, Any]:
     return at, weights, emit(relax.TupleGetItem(found, 3)) if small else op.zeros((1,), "int32")
 
 
-def _local(kind: str, count: int = 1) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((count,), kind, scope="local"))
-
-
 def _sharp(
     axis: Axis,
     kind: str,
@@ -134,7 +130,7 @@ def _sharp(
     """As many taps as the filter is wide; those beyond an end fall on the end."""
     cubic = axis.base == "cubic"
     half, zero, one = (tirx.const(v, kind) for v in (0.5, 0, 1))
-    real, share = _local(kind), _local(kind)
+    real, share = local(kind), local(kind)
     place = tirx.Cast(kind, o)
     if axis.align_corners:
         real[0] = scale * place
@@ -142,7 +138,7 @@ def _sharp(
         real[0] = scale * (place + half) - half
         if not cubic:
             real[0] = tirx.max(real[0], zero)
-    whole = _local("int64", 2)
+    whole = local("int64", 2)
     whole[0] = tirx.min(tirx.Cast("int64", tirx.floor(real[0])), inputs - 1)
     share[0] = tirx.min(tirx.max(real[0] - tirx.Cast(kind, whole[0]), zero), one)
     t = share[0]
@@ -203,7 +199,7 @@ def _smooth(
     """The filter as wide as the scale, its weights divided by their sum."""
     half, one = tirx.const(0.5, "float64"), tirx.const(1, kind)
     reach = tirx.const(_TAPS[axis.base] // 2, kind)
-    scales, span, total = _local(kind, 2), _local("int64", 2), _local(kind)
+    scales, span, total = local(kind, 2), local("int64", 2), local(kind)
     # Aligned corners change the scale and, unlike elsewhere, not the centre.
     scales[0] = tirx.Cast(kind, tirx.Cast("float64", scale) * (tirx.Cast("float64", o) + half))
     scales[1] = tirx.Select(scale >= one, one / scale, one)
@@ -227,7 +223,7 @@ def _smooth(
 def _whole(count: Any, weights: Any, fixed: Any, bits: Any) -> None:
     """Weights as whole numbers of as many bits as the largest leaves within 15."""
     kind = "float64"
-    largest = _local(kind)
+    largest = local(kind)
     largest[0] = tirx.const(0, kind)
     with loops([count]) as (k,):
         largest[0] = tirx.max(largest[0], weights[k])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fx2relax.bounds import position, provable
+from fx2relax.bounds import equal, position
 
 from .common import (
     converts,
@@ -149,7 +149,7 @@ def diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     if isinstance(height, int) and isinstance(width, int):
         length: Any = max(min(height, width), 0)
     else:
-        length = height if _same(height, width) else tirx.min(wide(height), wide(width))
+        length = height if equal(height, width) else tirx.min(wide(height), wide(width))
         length = tirx.max(length, wide(0)) if offset else length
     rest = [s for a, s in enumerate(sizes) if a not in (row, column)]
 
@@ -162,10 +162,6 @@ def diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         return te.compute(list(full), element, name="diagonal")
 
     return te_call(kernel, self, [wide(s) for s in [*rest, length]])
-
-
-def _same(a: Any, b: Any) -> bool:
-    return provable(wide(a).equal(wide(b)))
 
 
 @converts(aten.unfold.default, aten.unfold_copy.default)

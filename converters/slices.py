@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fx2relax.bounds import bound, position, provable, simple
+from fx2relax.bounds import bound, equal, position, provable, simple
 
 from .common import (
     Unsupported,
@@ -42,7 +42,7 @@ def cut(x: Any, axis: int, first: Any, last: Any, step: Any = 1) -> Any:
     """``x[..., first:last:step, ...]`` with bounds that are in range."""
     size = shape(x)[axis]
     whole = isinstance(first, int) and first == 0 and is_one(step)
-    if whole and provable(wide(last).equal(wide(size))):
+    if whole and equal(last, size):
         return x
     return op.strided_slice(
         x, [axis], [wide(first)], [wide(last)], [wide(step)], assume_inbound=True

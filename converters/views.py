@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fx2relax.agreement import agreed
-from fx2relax.shapes import analyzer
+from fx2relax.bounds import equal
 
 from .common import (
     converts,
@@ -49,7 +49,7 @@ def _left(own: Sequence[Any], given: Sequence[Any]) -> Any:
     """The size that makes `given` as large as `own`; TVM does not cancel all common factors."""
     above, below = list(own), []
     for size in given:
-        twin = next((i for i, s in enumerate(above) if _equal(s, size)), None)
+        twin = next((i for i, s in enumerate(above) if equal(s, size)), None)
         if twin is None:
             below.append(size)
         else:
@@ -58,12 +58,6 @@ def _left(own: Sequence[Any], given: Sequence[Any]) -> Any:
     if all(isinstance(s, int) for s in below) and numbers[1] and numbers[0] % numbers[1] == 0:
         return product([s for s in above if not isinstance(s, int)]) * (numbers[0] // numbers[1])
     return product(above) // product(below)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, int) or isinstance(right, int):
-        return isinstance(left, int) and isinstance(right, int) and left == right
-    return bool(analyzer().can_prove_equal(left, right))
 
 
 @converts(aten._reshape_alias.default)

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 from fx2relax import dtypes
-from fx2relax.casting import unshaped
+from fx2relax.casting import resized
 from fx2relax.compat import (
     Expr,
     TensorType,
@@ -76,11 +76,9 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
         )
     ):
         raise _disagrees(node, var, expected, dtype)
-    # A size that depends on data, or one that TVM cannot prove: checked at run time. TVM must
-    # not learn that a symbol equals an expression of itself: it would put one in the other
-    # until its stack ends.
+    # A size that depends on data, or one that TVM cannot prove: checked at run time.
     if actual is not None:
-        var = builder.emit(unshaped(var))
+        return resized(var, expected, name)
     return builder.match_cast(var, TensorType(expected, dtype), name)
 
 

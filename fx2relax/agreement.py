@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fx2relax.casting import unshaped
-from fx2relax.compat import BlockBuilder, Expr, TensorType, dtype_of, is_prim_expr, shape_values
-from fx2relax.shapes import analyzer
+from fx2relax.bounds import equal
+from fx2relax.casting import resized
+from fx2relax.compat import BlockBuilder, Expr, is_prim_expr, shape_values
 
 
 def agreed(values: Sequence[Any], apart: int | None = None) -> list[Any]:
@@ -29,8 +29,7 @@ def agreed(values: Sequence[Any], apart: int | None = None) -> list[Any]:
             if sizes is not None and not all(isinstance(s, int) for s in sizes):
                 wanted = [_size(known, i - len(sizes), s, apart) for i, s in enumerate(sizes)]
                 if any(a is not b for a, b in zip(sizes, wanted, strict=True)):
-                    hidden = builder.emit(unshaped(builder.emit(value)))
-                    value = builder.match_cast(hidden, TensorType(wanted, dtype_of(value)))
+                    value = resized(value, wanted)
             elif sizes is not None:
                 for i, s in enumerate(sizes):
                     _size(known, i - len(sizes), s, apart)
@@ -42,5 +41,5 @@ def _size(known: dict[int, Any], axis: int, size: Any, apart: int | None) -> Any
     if axis == apart or (isinstance(size, int) and size == 1):
         return size
     first = known.setdefault(axis, size)
-    same = first is size or (isinstance(first, int) and isinstance(size, int))
-    return size if same or analyzer().can_prove_equal(first, size) else first
+    fixed = isinstance(first, int) and isinstance(size, int)
+    return size if fixed or equal(first, size) else first

@@ -20,7 +20,7 @@ def bound(value: Any, size: Any, missing: Any) -> Any:
         return size if value else 0
     if isinstance(value, int) and value < 0:
         return simple(tirx.max(size + value, wide(0)))
-    if provable(wide(value).equal(wide(size))):
+    if equal(value, size):
         return size
     if not provable(wide(value) >= 0):
         value = tirx.max(tirx.Select(value < 0, value + size, value), wide(0))
@@ -35,6 +35,13 @@ def simple(size: Any) -> Any:
 def provable(condition: Any) -> bool:
     """Whether a condition on sizes holds whatever the sizes are."""
     return bool(analyzer().can_prove(condition))
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Whether two sizes are the same whatever they are."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return bool(analyzer().can_prove_equal(wide(left), wide(right)))
 
 
 def position(index: Any, size: Any) -> Any:

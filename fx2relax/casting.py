@@ -21,7 +21,7 @@ from fx2relax.compat import (
     tirx,
 )
 
-__all__ = ["cast", "last", "scalar", "size_tensor", "unshaped"]
+__all__ = ["cast", "last", "resized", "scalar", "size_tensor", "unshaped"]
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -34,7 +34,7 @@ def cast(value: Any, dtype: str) -> Any:
         return scalar(number, dtype)
     if isinstance(value, Expr) and not is_prim_expr(value):
         value = BlockBuilder.current().normalize(value)
-        source = dtype_of(BlockBuilder.current().normalize(value))
+        source = dtype_of(value)
         if source == dtype:
             return value
         if "float" in source and "int" in dtype:
@@ -52,6 +52,17 @@ def unshaped(value: Any) -> Any:
     kept = TensorType(dtype=dtype_of(value), ndim=value.ty.ndim)
     # The one packed function of which the memory planner knows that its result is its operand.
     return op.call_pure_packed("vm.builtin.reshape", value, value.ty.shape, ty_args=[kept])
+
+
+def resized(value: Any, sizes: Sequence[Any], name: str = "") -> Any:
+    """The tensor under other sizes, which are compared when the program runs.
+
+    TVM must not learn that a symbol equals an expression of itself: it would put one in the other
+    until its stack ends.
+    """
+    builder = BlockBuilder.current()
+    hidden = builder.emit(unshaped(builder.emit(value)))
+    return builder.match_cast(hidden, TensorType(list(sizes), dtype_of(value)), name)
 
 
 def last(value: Any, after: Sequence[Any]) -> Any:

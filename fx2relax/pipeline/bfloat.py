@@ -88,6 +88,23 @@ class WidenBFloat16(Rewriter):
         return tirx.Bind(wide, value)
 
 
+class Broadcast(Rewriter):
+    """Puts the bits of a bfloat16 into all lanes, and only then calls them bfloat16.
+
+    TVM's storage pass looks for that at the top of a stored value; its vectorizer, which finds the
+    same value in all lanes, puts the broadcast there.
+    """
+
+    def leave(self, node: Any) -> Any:
+        """The two in the other order."""
+        if not isinstance(node, tirx.Broadcast) or not dtype_of(node).startswith(BF16):
+            return node
+        value = node.value
+        if getattr(getattr(value, "op", None), "name", "") != "tirx.reinterpret":
+            return node
+        return tirx.reinterpret(dtype_of(node), tirx.Broadcast(value.args[0], node.lanes))
+
+
 def _u32(value: int) -> Any:
     return tirx.const(value, "uint32")
 

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from ..compat import const_int
-from .codegen import NAME, VECTOR_MATH
+from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .legalize import legalize
@@ -67,14 +67,7 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     share_threads()
-    try:
-        return _assemble(lowered, target)
-    except Exception:
-        token = VECTOR_MATH.set(False)
-        try:
-            return _assemble(lowered, target)
-        finally:
-            VECTOR_MATH.reset(token)
+    return _assemble(lowered, target)
 
 
 def _assemble(lowered: Any, target: Any) -> Any:

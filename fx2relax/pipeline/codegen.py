@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-import contextvars
-import logging
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from .bfloat import WidenBFloat16
+from .bfloat import Broadcast, WidenBFloat16
 from .divisions import Divisions, sizes_of
 from .floats import simplify
-from .lets import StoreLets
-from .tir import NotHandled
+from .lets import FreeConditions, StoreLets
+from .tir import kernel_pass
 from .vector import Vectorize
 from .vectormath import VectorMath
 
 NAME = "fx2relax"
-# TVM's analysis of bounds refuses some kernels that bind variables; those are built without.
-VECTOR_MATH: contextvars.ContextVar[bool] = contextvars.ContextVar("VECTOR_MATH", default=True)
-_log = logging.getLogger(__name__)
+VECTORIZED = "fx2relax.Vectorize"
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Vectorize")  # type: ignore[untyped-decorator]
-def _vectorize(func: Any, mod: Any, ctx: Any) -> Any:
+def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
-    if not VECTOR_MATH.get():
-        return func
-    try:
-        body = WidenBFloat16().stmt(func.body)
-        body = Vectorize().stmt(body)
-        body = VectorMath().stmt(body)
-    except NotHandled as error:
-        _log.debug("a kernel stays scalar: it holds a %s", error)
-        return func
-    return func.with_body(body)
+    body = WidenBFloat16().stmt(func.body)
+    body = Vectorize().stmt(body)
+    return FreeConditions().stmt(VectorMath().stmt(body))
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.Divisions")  # type: ignore[untyped-decorator]
-def _divisions(func: Any, mod: Any, ctx: Any) -> Any:
-    """Division rounded down, by sizes."""
-    try:
-        return func.with_body(Divisions(sizes_of(func)).stmt(func.body))
-    except NotHandled:
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.LegalizeBFloat16")  # type: ignore[untyped-decorator]
+def _legalize_bfloat16(func: Any, mod: Any, ctx: Any) -> Any:
+    """TVM's own widening of bfloat16, for kernels that `WidenBFloat16` left as they were.
+
+    In others it would make float32 of the memory between two loops, which they read as bits.
+    """
+    if func.attrs is not None and VECTORIZED in func.attrs:
         return func
+    name = tvm.ir.GlobalVar("kernel")
+    return tirx.transform.BF16ComputeLegalize()(tvm.IRModule({name: func}))[name]
 
 
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.StoreLets")  # type: ignore[untyped-decorator]
-def _store_lets(func: Any, mod: Any, ctx: Any) -> Any:
-    """What is left to the code generator binds nothing in an expression."""
-    try:
-        return func.with_body(StoreLets().stmt(func.body))
-    except NotHandled:
-        return func
+_vectorize = kernel_pass(VECTORIZED, _vectorized)
+_broadcast = kernel_pass("fx2relax.BroadcastBFloat16", lambda func: Broadcast().stmt(func.body))
+_divisions = kernel_pass(
+    "fx2relax.Divisions", lambda func: Divisions(sizes_of(func)).stmt(func.body)
+)
+_store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
 def _host_passes() -> Any:
@@ -74,20 +64,21 @@ def _host_passes() -> Any:
                 plain.FlattenBuffer(),
                 *simplify(),
                 _vectorize,
-                plain.BF16ComputeLegalize(),
+                _legalize_bfloat16,
                 plain.ConvertSSA(),
                 plain.NarrowDataType(32),
                 plain.VectorizeLoop(True),
+                _broadcast,
                 plain.StorageRewrite(),
                 passes.HoistIfThenElse(),
                 plain.UnrollLoop(),
                 passes.RenormalizeSplitPattern(),
+                passes.RewriteUnsafeSelect(),
+                _store_lets,
                 *simplify(),
                 plain.RemoveNoOp(),
-                passes.RewriteUnsafeSelect(),
                 plain.FP8ComputeLegalize(),
                 _divisions,
-                _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),
                 plain.SplitHostDevice(),

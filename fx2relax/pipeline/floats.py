@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .tir import Call, NotHandled, Rewriter
+from .tir import Call, Rewriter, kernel_pass
 
 _PREFIX = "fx2relax.real."
 _HIDDEN: dict[str, Any] = {
@@ -32,24 +32,7 @@ _HIDDEN: dict[str, Any] = {
 _extern = tvm.ir.Op.get("tirx.call_pure_extern")
 
 
-class _Kept(Rewriter):
-    def visit_For(self, node: Any) -> Any:
-        body = self.stmt(node.body)
-        if body is node.body:
-            return node
-        return tirx.For(
-            node.loop_var,
-            node.min,
-            node.extent,
-            node.kind,
-            body,
-            node.thread_binding,
-            node.annotations,
-            node.step,
-        )
-
-
-class _Hide(_Kept):
+class _Hide(Rewriter):
     def leave(self, node: Any) -> Any:
         name = type(node).__name__
         if name not in _HIDDEN or "float" not in str(node.a.ty.dtype):
@@ -58,7 +41,7 @@ class _Hide(_Kept):
         return Call(_extern, [label, node.a, node.b], ret_ty=node.ty)
 
 
-class _Reveal(_Kept):
+class _Reveal(Rewriter):
     def leave(self, node: Any) -> Any:
         if type(node) is not Call or not node.op.same_as(_extern):
             return node
@@ -68,21 +51,10 @@ class _Reveal(_Kept):
         return _HIDDEN[name.removeprefix(_PREFIX)](node.args[1], node.args[2])
 
 
-def _pass(rewriter: type[Rewriter], name: str) -> Any:
-    @tvm.tirx.transform.prim_func_pass(opt_level=0, name=name)  # type: ignore[untyped-decorator]
-    def rewrite(func: Any, mod: Any, ctx: Any) -> Any:
-        try:
-            return func.with_body(rewriter().stmt(func.body))
-        except NotHandled:
-            return func
-
-    return rewrite
-
-
 def simplify() -> list[Any]:
     """TVM's simplifier of statements, for indices and bounds alone."""
     return [
-        _pass(_Hide, "fx2relax.HideFloats"),
+        kernel_pass("fx2relax.HideFloats", lambda func: _Hide().stmt(func.body)),
         tirx.transform.StmtSimplify(),
-        _pass(_Reveal, "fx2relax.RevealFloats"),
+        kernel_pass("fx2relax.RevealFloats", lambda func: _Reveal().stmt(func.body)),
     ]

@@ -12,7 +12,69 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .tir import Call, Rewriter
+from .tir import Call, Rewriter, TensorLoad
+
+
+class FreeConditions(Rewriter):
+    """Moves what the condition of a Select binds to the outside of the Select.
+
+    TVM's simplifier takes a condition for granted while it looks at the branches, and refuses to
+    bind a variable of it a second time.
+    """
+
+    def expr(self, node: Any) -> Any:
+        """The expression with conditions that bind nothing."""
+        new = super().expr(node)
+        if not isinstance(new, tirx.Select):
+            return new
+        bound = _Bound()
+        condition = bound.expr(new.condition)
+        if not bound.found:
+            return new
+        new = tirx.Select(condition, new.true_value, new.false_value)
+        for var, value in reversed(bound.found):
+            new = tirx.Let(var, value, new)
+        return new
+
+
+class _Bound(Rewriter):
+    """Takes the variables that an expression binds out of it, in the order of their values."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, Any]] = []
+        self.guarded = False
+
+    def expr(self, node: Any) -> Any:
+        if isinstance(node, tirx.Let) and not (self.guarded and reads(node.value)):
+            value = self.expr(node.value)
+            self.found.append((node.var, value))
+            return self.expr(node.body)
+        if isinstance(node, tirx.Select):
+            condition = self.expr(node.condition)
+            # A branch may read what only its condition makes safe to read.
+            outer, self.guarded = self.guarded, True
+            branches = [self.expr(b) for b in (node.true_value, node.false_value)]
+            self.guarded = outer
+            return tirx.Select(condition, *branches)
+        if type(node) is Call and getattr(node.op, "name", "") == "tirx.if_then_else":
+            return node
+        return super().expr(node)
+
+
+class _Reads(Rewriter):
+    def __init__(self) -> None:
+        self.found = False
+
+    def leave(self, node: Any) -> Any:
+        self.found = self.found or isinstance(node, TensorLoad)
+        return node
+
+
+def reads(node: Any) -> bool:
+    """Whether an expression reads memory."""
+    search = _Reads()
+    search.expr(node)
+    return search.found
 
 
 class StoreLets(Rewriter):

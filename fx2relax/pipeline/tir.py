@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import tirx
 
+_log = logging.getLogger(__name__)
 Call = tvm.ir.Call
 TensorLoad = tvm.ir.expr.TensorLoad  # what tirx.BufferLoad makes
 
@@ -35,6 +37,24 @@ _BINARY: tuple[Any, ...] = (
     tirx.LShift,
     tirx.RShift,
 )
+
+
+def kernel_pass(name: str, rewrite: Callable[[Any], Any]) -> Any:
+    """A TVM pass that puts ``rewrite(kernel)`` in place of a kernel's body.
+
+    A kernel that holds a node which the rewriter does not know stays as it is; others carry the
+    pass's name as an attribute.
+    """
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0, name=name)  # type: ignore[untyped-decorator]
+    def apply(func: Any, mod: Any, ctx: Any) -> Any:
+        try:
+            return func.with_body(rewrite(func)).with_attr(name, True)
+        except NotHandled as error:
+            _log.debug("%s leaves a kernel as it is: it holds a %s", name, error)
+            return func
+
+    return apply
 
 
 class NotHandled(Exception):
@@ -180,16 +200,21 @@ def _seq(self: Rewriter, node: Any) -> Any:
     return node if all(a is b for a, b in zip(new, old, strict=True)) else tirx.SeqStmt(new)
 
 
-def rebuild_for(node: Any, extent: Any, body: Any, kind: Any = None) -> Any:
-    """The same loop with another extent, body or kind."""
+def rebuild_for(
+    node: Any, extent: Any, body: Any, kind: Any = None, *, first: Any = None, marked: bool = True
+) -> Any:
+    """The same loop with another extent, body, kind or first number; its marks kept or dropped."""
+    annotations = node.annotations
+    if not marked:
+        annotations = {k: v for k, v in annotations.items() if not k.startswith("fx2relax.")}
     return tirx.For(
         node.loop_var,
-        node.min,
+        node.min if first is None else first,
         extent,
         node.kind if kind is None else kind,
         body,
         node.thread_binding,
-        {k: v for k, v in node.annotations.items() if not k.startswith("fx2relax.")},
+        annotations,
         node.step,
     )
 
@@ -200,7 +225,7 @@ def _for(self: Rewriter, node: Any) -> Any:
     new = self.exprs([node.min, node.extent])
     if new is None:
         return node if body is old else rebuild_for(node, node.extent, body)
-    return rebuild_for(node, new[1], body)
+    return rebuild_for(node, new[1], body, first=new[0])
 
 
 def _if(self: Rewriter, node: Any) -> Any:

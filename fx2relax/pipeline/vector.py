@@ -99,9 +99,9 @@ def _vector_loop(loop: Any) -> Any:
     length = _length(loop.extent)
     var, dtype = loop.loop_var, loop.loop_var.ty.dtype
     if lanes < 2 or (length is not None and length < lanes):
-        return rebuild_for(loop, loop.extent, loop.body)
+        return rebuild_for(loop, loop.extent, loop.body, marked=False)
     if length is not None and length == lanes:
-        return rebuild_for(loop, loop.extent, loop.body, tirx.ForKind.VECTORIZED)
+        return rebuild_for(loop, loop.extent, loop.body, tirx.ForKind.VECTORIZED, marked=False)
     width = tirx.const(lanes, dtype)
     whole = tirx.floordiv(loop.extent, width)
 
@@ -147,7 +147,7 @@ def _same_place(load: Any, store: Any) -> bool:
 
 def _reduce_loop(loop: Any) -> Any:
     """Several vectors of partial results, joined at the end, for `acc = acc op e`."""
-    plain = rebuild_for(loop, loop.extent, loop.body)
+    plain = rebuild_for(loop, loop.extent, loop.body, marked=False)
     store, var = loop.body, loop.loop_var
     if not isinstance(store, tirx.BufferStore) or type(store.value) not in _REDUCERS:
         return plain
