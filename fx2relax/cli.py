@@ -34,3 +34,28 @@ def demo(threads: int | None) -> None:
             "pip install -c constraints.txt -e '.[demo]'"
         ) from error
     sys.exit(0 if right else 1)
+
+
+@main.command()
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print all that was measured, as JSON.")
+@click.option("--summary", is_flag=True, help="Print the totals of all operators, in Markdown.")
+def ops(patterns: tuple[str, ...], as_json: bool, summary: bool) -> None:
+    """How each core ATen operator runs: by a converter, a decomposition, or in PyTorch.
+
+    One call of each is imported, in every dtype that eager takes, with symbolic sizes, and with its
+    backward graph. PATTERN is a shell pattern of names such as aten.add.Tensor.
+    """
+    from fx2relax import coverage, coverage_report
+
+    targets = coverage.chosen(() if summary else patterns)
+    if not targets:
+        raise click.BadParameter(f"no core ATen operator matches {' '.join(patterns)}")
+    console = Console()
+    rows = coverage_report.measured(targets, console)
+    if summary:
+        click.echo(coverage_report.summary(rows))
+    elif as_json:
+        click.echo(coverage_report.as_json(rows))
+    else:
+        coverage_report.show(rows, console)
