@@ -11,6 +11,7 @@ from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
+from fx2relax import linear_algebra
 from fx2relax.registry import lookup
 
 aten = torch.ops.aten
@@ -150,6 +151,7 @@ def _encoder_layer(
 
 
 _OURS: dict[Any, Callable[..., Any]] = {
+    **linear_algebra.RULES,
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,

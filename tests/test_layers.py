@@ -25,6 +25,7 @@ LAYERS = [
             "dtypes",
             "shapes",
             "decompositions",
+            "linear_algebra",
             "recurrent",
             "recurrent_cells",
             "upsampling",

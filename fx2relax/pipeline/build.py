@@ -15,6 +15,7 @@ from ..compat import const_int
 from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
+from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
@@ -31,8 +32,8 @@ def lower(
         mod: functions in Relax's high-level operators, `call_tir` kernels or packed calls;
             sizes static or symbolic. It is not changed.
         target: a TVM target, its dict or its name; this machine when left out.
-        library: "torch" sends products, convolutions and attention to PyTorch's kernels;
-            "none" generates them.
+        library: "torch" sends products, convolutions, attention and dense linear algebra to
+            PyTorch's kernels; "none" generates them.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
             a function then takes what its transform returns in place of its weights.
 
@@ -47,7 +48,7 @@ def lower(
     target = as_target(target)
     with target:
         if library == "torch":
-            mod = use_library(mod)
+            mod = use_library(use_lapack(mod))
         if lift_weights:
             mod = lift(mod)
         return schedule_kernels(fuse(legalize(mod)), target)

@@ -1,0 +1,75 @@
+"""PyTorch's operators on square matrices in terms of the LU factorisation.
+
+For a determinant PyTorch factorises the transpose of a matrix that lies in memory row by row, and
+the gradients take that for granted. Only here, where strides are known, can the same be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def _solve_ex(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, ...]:
+    """The solution of ``a @ x = b``, or of ``x @ a = b``; `b` may be a batch of vectors."""
+    vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
+    factors, pivots, info = aten.linalg_lu_factor_ex(a)
+    if check_errors:
+        aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=a.dim() == 2)
+    right = b.unsqueeze(-1) if vector else b
+    x = aten.linalg_lu_solve(factors, pivots, right, left=left)
+    if vector:
+        x = x.squeeze(-1).contiguous()
+        if left and x.dim() > 1:  # eager lays the last two axes out as those of a matrix
+            x = x.mT.contiguous().mT
+    return x, factors, pivots, info
+
+
+def _inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """The inverse, as the solution for the identity."""
+    factors, pivots, info = aten.linalg_lu_factor_ex(a)
+    if check_errors:
+        aten._linalg_check_errors(info, "linalg.inv_ex", is_matrix=a.dim() == 2)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(a.shape)
+    return aten.linalg_lu_solve(factors, pivots, eye), info
+
+
+def _sign(pivots: Tensor) -> Tensor:
+    """The sign of the permutation: -1 for an odd number of exchanges."""
+    places = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
+    return 1 - 2 * ((pivots != places).sum(-1) % 2)
+
+
+def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors and pivots that eager has for a determinant."""
+    factors, pivots, _ = aten.linalg_lu_factor_ex(a.mT if a.is_contiguous() else a)
+    return factors, pivots
+
+
+def _det(a: Tensor) -> tuple[Tensor, ...]:
+    factors, pivots = _factored(a)
+    diagonal = factors.diagonal(0, -2, -1)
+    return _sign(pivots).to(a.dtype) * diagonal.prod(-1), factors, pivots
+
+
+def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
+    """Sign and logarithm of the determinant."""
+    factors, pivots = _factored(a)
+    diagonal = factors.diagonal(0, -2, -1)
+    sign = _sign(pivots).to(a.dtype) * diagonal.sign().prod(-1)
+    return sign, diagonal.abs().log().sum(-1), factors, pivots
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._linalg_solve_ex.default: _solve_ex,
+    aten.linalg_inv_ex.default: _inv_ex,
+    aten._linalg_det.default: _det,
+    aten._linalg_slogdet.default: _slogdet,
+}
