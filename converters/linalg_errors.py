@@ -8,7 +8,7 @@ import torch
 
 from .common import const, converts, emit, ndim, op, tirx
 from .linalg_kernel import lead, matrix_kernel
-from .opaque import require
+from .opaque import loops, require
 
 aten = torch.ops.aten
 
@@ -36,8 +36,11 @@ def linalg_check_errors(info: Any, api_name: str, *, is_matrix: bool) -> Any:
     """LinAlgError where a factorisation's `info` is not 0 throughout."""
     kind = "RuntimeError" if "lu_factor" in api_name else "LinAlgError"
 
+    def before(ins: Any) -> None:
+        with loops([ins[0].shape[0]]) as (index,):
+            require(ins[0][index].equal(tirx.const(0, "int32")), _message(api_name), kind)
+
     def body(index: Any, ins: Any, outs: Any) -> None:
-        require(ins[0][index].equal(tirx.const(0, "int32")), _message(api_name), kind)
         outs[0][index] = tirx.const(0, "int8")
 
     return matrix_kernel(
@@ -48,6 +51,7 @@ def linalg_check_errors(info: Any, api_name: str, *, is_matrix: bool) -> Any:
         aten._linalg_check_errors.default,
         batch=[] if is_matrix else lead(info, 0),
         results=[],
+        before=before,
         api_name=api_name,
         is_matrix=is_matrix,
     )[0]

@@ -119,6 +119,7 @@ def matrix_kernel(
     *,
     batch: Sizes,
     results: Sequence[int] | None = None,
+    before: Callable[[Sequence[Any]], None] | None = None,
     **arguments: Any,
 ) -> list[Any]:
     """A kernel that does the same to each matrix of a batch.
@@ -132,6 +133,7 @@ def matrix_kernel(
         lapack: the ATen overload that computes the same from the same tensors, if there is one.
         batch: the sizes of the batch axes.
         results: which of its results the outputs are; the first ones, when left out.
+        before: emits assertions on the inputs; what runs in another thread cannot raise.
         arguments: what else it takes.
 
     Returns:
@@ -153,11 +155,12 @@ def matrix_kernel(
         def statements(ins: Any, outs: Any) -> Any:
             with IRBuilder() as builder:
                 with T.attr(0, "fx2relax", "statements"):
-                    work = product(sizes[0])
-                    shared = 0 if many != 1 and is_large(work) else None
+                    ins, outs = ([T.buffer_proxy(x) for x in group] for group in (ins, outs))
+                    if before is not None:
+                        before(ins)
+                    shared = 0 if many != 1 and is_large(product(sizes[0])) else None
                     with loops([many], parallel=shared) as (b,):
-                        proxies = [[T.buffer_proxy(x) for x in group] for group in (ins, outs)]
-                        body(b, *proxies)
+                        body(b, ins, outs)
                 return builder.get().body
 
         return te.extern(

@@ -73,3 +73,15 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._linalg_det.default: _det,
     aten._linalg_slogdet.default: _slogdet,
 }
+
+
+def _geqrf_shapes(a: Tensor) -> tuple[Tensor, Tensor]:
+    """What `geqrf` returns, column by column as LAPACK writes it."""
+    columns = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
+    return columns, a.new_empty([*a.shape[:-2], min(a.shape[-2:])])
+
+
+# PyTorch 2.13 cannot trace this one operator of LAPACK's.
+_library = torch.library.Library("aten", "IMPL", "Meta")
+if not aten.geqrf.default.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta):
+    _library.impl("geqrf", _geqrf_shapes)
