@@ -1,4 +1,4 @@
-"""PyTorch's operators on square matrices in terms of the LU factorisation.
+"""PyTorch's operators on matrices in terms of factorisations.
 
 For a determinant PyTorch factorises the transpose of a matrix that lies in memory row by row, and
 the gradients take that for granted. Only here, where strides are known, can the same be done.
@@ -67,11 +67,43 @@ def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
     return sign, diagonal.abs().log().sum(-1), factors, pivots
 
 
+def _cut_off(
+    a: Tensor, atol: Tensor | None, rtol: Tensor | None, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which singular values, given by their sizes, count, and a 0 of their dtype."""
+    default = a.new_full((), torch.finfo(a.dtype).eps * max(a.shape[-2:]))
+    if rtol is None:
+        rtol = default if atol is None else torch.where(atol > 0, 0.0, default)
+    if atol is None:
+        atol = torch.zeros_like(rtol)
+    largest = sizes.amax(-1, keepdim=True)
+    limit = torch.maximum(atol.unsqueeze(-1), rtol.unsqueeze(-1) * largest)
+    return sizes > limit, sizes.new_zeros(())
+
+
+def _pinv(
+    a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """The pseudo-inverse: singular values, or eigenvalues, above a limit are inverted."""
+    if a.numel() == 0:
+        return a.new_zeros([*a.shape[:-2], a.shape[-1], a.shape[-2]])
+    if hermitian:
+        values, left = aten._linalg_eigh(a)
+        right = left
+    else:
+        left, values, turned = aten._linalg_svd(a)
+        right = turned.mT
+    counts, zero = _cut_off(a, atol, rtol, values.abs())
+    inverse = torch.where(counts, values.reciprocal(), zero)
+    return torch.matmul(right * inverse.unsqueeze(-2), left.mT)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._linalg_solve_ex.default: _solve_ex,
     aten.linalg_inv_ex.default: _inv_ex,
     aten._linalg_det.default: _det,
     aten._linalg_slogdet.default: _slogdet,
+    aten.linalg_pinv.atol_rtol_tensor: _pinv,
 }
 
 
