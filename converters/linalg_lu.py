@@ -131,7 +131,7 @@ def _permutation(lu: Any, pivots: Any) -> Any:
         with loops([p.rows]) as (i,):
             order[0, i] = i
         with loops([given.shape[1]]) as (i,):
-            order.mT.swap_rows(i, _row(given[index, i], p.rows))
+            order.mT.swap_rows(i, row_of(given[index, i], p.rows))
         p.fill(lambda i, j: number(0, kind))
         with loops([p.rows]) as (i,):
             p[order[0, i], i] = number(1, kind)
@@ -141,7 +141,7 @@ def _permutation(lu: Any, pivots: Any) -> Any:
     return matrix_kernel("permutation", body, [pivots], sizes, batch=batch)[0]
 
 
-def _row(pivot: Any, rows: Any) -> Any:
+def row_of(pivot: Any, rows: Any) -> Any:
     """The row that a pivot names, counted from 0; kept inside of the matrix."""
     last = wide(rows) - wide(1)
     return tirx.max(tirx.min(wide(pivot) - wide(1), last), wide(0))
@@ -168,7 +168,7 @@ def linalg_lu_solve(
             substitute(factors.mT, x, lower=False, unit=True)
         with loops([size]) as (step,):
             i = size - 1 - step if adjoint else step
-            x.swap_rows(i, _row(ins[1][index, i], size))
+            x.swap_rows(i, row_of(ins[1][index, i], size))
         if not adjoint:
             substitute(factors, x, lower=True, unit=True)
             substitute(factors, x, lower=False, unit=False)
