@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .common import (
-    Unsupported,
     converts,
     dtype,
     emit,
@@ -22,6 +21,7 @@ from .common import (
 from .data_dependent import as_size, counter
 from .opaque import T, loops, opaque, wide
 from .ordering import sorted_with_index
+from .unique_slices import distinct
 
 aten = torch.ops.aten
 
@@ -111,9 +111,9 @@ def unique(self: Any, sorted: bool = True, return_inverse: bool = False) -> tupl
 def unique_consecutive(
     self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[Any, Any, Any]:
-    """One of each run of equal neighbours of the flattened tensor."""
+    """One of each run of equal neighbours: of the elements, or of the slices along an axis."""
     if dim is not None:
-        raise Unsupported("runs of equal slices")
+        return distinct(self, dim, False)
     flat = reshape(self, [product(shape(self))])
     values, inverse, counts = _runs(flat, None, shape(self))
     return values, inverse if return_inverse else _none(), counts if return_counts else _none()
