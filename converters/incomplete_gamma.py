@@ -21,7 +21,8 @@ from .statements import keep
 
 aten = torch.ops.aten
 
-_EPSILON = 2.0**-53
+# What may be left out of a series, relative to its sum.
+_PRECISE, _COARSE = 2.0**-53, 2.0**-32
 _STEPS = 2000
 # Temme's expansion: from which a, and how far x may be from it.
 _LARGE, _WIDTH = 30.0, 0.4
@@ -68,7 +69,7 @@ def _iterate(step: Callable[[], Any]) -> None:
         last[0] = step()
 
 
-def _series(a: Any, x: Any) -> Any:
+def _series(a: Any, x: Any, epsilon: float) -> Any:
     """P by powers of x."""
     total, term, place = local("float64"), local("float64"), local("float64")
     total[0], term[0], place[0] = number(1.0), number(1.0), a
@@ -77,13 +78,13 @@ def _series(a: Any, x: Any) -> Any:
         place[0] = place[0] + number(1.0)
         term[0] = term[0] * x / place[0]
         total[0] = total[0] + term[0]
-        return term[0] <= total[0] * number(_EPSILON)
+        return term[0] <= total[0] * number(epsilon)
 
     _iterate(step)
     return keep(total[0] * _factor(a, x))
 
 
-def _small_complement(a: Any, x: Any) -> Any:
+def _small_complement(a: Any, x: Any, epsilon: float) -> Any:
     """Q of small numbers: by powers of x, without subtracting from 1."""
     total, term, place = local("float64"), local("float64"), local("float64")
     total[0], term[0], place[0] = number(0.0), number(1.0), number(0.0)
@@ -93,14 +94,14 @@ def _small_complement(a: Any, x: Any) -> Any:
         term[0] = number(0.0) - term[0] * x / place[0]
         more = keep(term[0] / (a + place[0]))
         total[0] = total[0] + more
-        return tirx.abs(more) <= tirx.abs(total[0]) * number(_EPSILON)
+        return tirx.abs(more) <= tirx.abs(total[0]) * number(epsilon)
 
     _iterate(step)
     log = keep(a * call("log", x) - _log_gamma_above_one(a))
     return number(0.0) - call("expm1", log) - a * total[0] * call("exp", log)
 
 
-def _fraction(a: Any, x: Any) -> Any:
+def _fraction(a: Any, x: Any, epsilon: float) -> Any:
     """Q by Legendre's continued fraction, evaluated as Lentz does."""
     b, c, d, h = (local("float64") for _ in range(4))
     place = local("float64")
@@ -118,7 +119,7 @@ def _fraction(a: Any, x: Any) -> Any:
         c[0] = b[0] + numerator / c[0]
         change = keep(c[0] * d[0])
         h[0] = h[0] * change
-        return tirx.abs(change - one) <= number(_EPSILON)
+        return tirx.abs(change - one) <= number(epsilon)
 
     _iterate(step)
     return keep(a * h[0] * _factor(a, x))
@@ -144,7 +145,7 @@ def _uniform(a: Any, x: Any, sign: float) -> Any:
     return keep(main + number(sign) * rest)
 
 
-def _incomplete(upper: bool) -> Callable[[Any, Any], Any]:
+def _incomplete(upper: bool, epsilon: float) -> Callable[[Any, Any], Any]:
     at_zero, beyond = (1.0, 0.0) if upper else (0.0, 1.0)
 
     def value(a: Any, x: Any) -> Any:
@@ -169,7 +170,8 @@ def _incomplete(upper: bool) -> Callable[[Any, Any], Any]:
         low = tirx.Or(x <= number(1.1), x <= a)
         if not upper:
             return cases(
-                [*branches, (low, lambda: _series(a, x))], lambda: number(1.0) - _fraction(a, x)
+                [*branches, (low, lambda: _series(a, x, epsilon))],
+                lambda: number(1.0) - _fraction(a, x, epsilon),
             )
         # Where P is near 1.
         edge = tirx.Select(x <= number(0.5), number(-0.4) / call("log", x), x * number(0.75))
@@ -177,10 +179,10 @@ def _incomplete(upper: bool) -> Callable[[Any, Any], Any]:
         return cases(
             [
                 *branches,
-                (small, lambda: _small_complement(a, x)),
-                (low, lambda: number(1.0) - _series(a, x)),
+                (small, lambda: _small_complement(a, x, epsilon)),
+                (low, lambda: number(1.0) - _series(a, x, epsilon)),
             ],
-            lambda: _fraction(a, x),
+            lambda: _fraction(a, x, epsilon),
         )
 
     return value
@@ -190,7 +192,8 @@ def _register(name: str, target: Any, upper: bool) -> None:
     def incomplete(self: Any, other: Any) -> Any:
         if "float" not in dtype(self):
             raise Unsupported("integers, as in eager")
-        return special(name, _incomplete(upper), self, other)
+        epsilon = _PRECISE if dtype(self) == "float64" else _COARSE
+        return special(name, _incomplete(upper, epsilon), self, other)
 
     converts(target, promote=Promotion.DEFAULT)(incomplete)
 
