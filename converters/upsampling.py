@@ -55,7 +55,7 @@ def upsample(x: Any, size: Sequence[Any], kind: str, align_corners: bool, scales
         taps = axes[place].taps
         if small:
             result = emit(te_call(_sum_bytes, *arguments, place + 2))
-        elif isinstance(taps, int) and taps <= 4:
+        elif isinstance(taps, int) and taps <= 4 and not kind.endswith("_smooth"):
             result = emit(te_call(_sum_few, *arguments, place + 2, taps))
         else:
             result = emit(te_call(_sum, *arguments, place + 2))
@@ -83,7 +83,7 @@ def _tap(x: Any, at: Any, index: Sequence[Any], axis: int, tap: Any) -> Any:
 
 
 def _sum_few(x: Any, at: Any, weights: Any, axis: int, taps: int) -> Any:
-    """Few taps, written out, so that the kernel fuses with its neighbours."""
+    """Few taps, each with a position, written out, so that the kernel fuses with others."""
 
     def element(*index: Any) -> Any:
         terms = [

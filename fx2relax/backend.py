@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import operator
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,8 +27,9 @@ from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
-from fx2relax.params import InputSpec, concrete, dense_permutation
+from fx2relax.params import InputSpec, concrete, dense_permutation, overlaps
 from fx2relax.reproduce import write_reproducer
+from fx2relax.routes import is_plain
 from fx2relax.runtime.program import Program
 from fx2relax.shapes import SymbolTable
 from fx2relax.whole import whole_operators
@@ -58,15 +62,47 @@ def relax(
     chosen = Options.make(options, mode)
     with registry.overrides(chosen.converters), whole_operators():
         names = weight_names(graph_module)
-        graph_module = kept.keep_whole(graph_module, registry.kept_whole())
+        kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)
-        return aot_autograd(
-            fw_compiler=compiler.forward,
-            bw_compiler=compiler.backward,
-            inference_compiler=compiler.inference,
-            decompositions=decompositions.table(),
-            partition_fn=min_cut_rematerialization_partition,
-        )(graph_module, example_inputs)
+        try:
+            with _tangent_strides(graph_module):
+                return aot_autograd(
+                    fw_compiler=compiler.forward,
+                    bw_compiler=compiler.backward,
+                    inference_compiler=compiler.inference,
+                    decompositions=decompositions.table(),
+                    partition_fn=min_cut_rematerialization_partition,
+                )(kept_module, example_inputs)
+        except (Fx2RelaxError, TorchDynamoException):
+            raise
+        except Exception as error:
+            # AOTAutograd has operators that it does not take apart, under any backend.
+            if chosen.on_unsupported == "raise":
+                raise
+            log.warning(
+                "a graph of %d nodes could not be traced and runs in PyTorch: %s: %s",
+                len(graph_module.graph.nodes),
+                type(error).__name__,
+                str(error).strip(),
+            )
+            _count_eager(graph_module, 0.0)
+            return graph_module.forward
+
+
+def _tangent_strides(graph_module: torch.fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd lays gradients out as the outputs are; not where output elements share memory.
+
+    A gradient laid out as such an output (a window of `unfold`) loses all but one of its values.
+    """
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    values = [n.meta.get("example_value") for n in output.all_input_nodes]
+    if not any(isinstance(v, torch.Tensor) and overlaps(v) for v in values):
+        return contextlib.nullcontext()
+    return functorch_config.patch(guess_tangent_strides_as_outputs=False)  # type: ignore[no-any-return]
+
+
+class _Untraceable(RuntimeError):
+    """What AOTAutograd traces, and PyTorch then does not run."""
 
 
 class _Compiler:
@@ -90,11 +126,14 @@ class _Compiler:
 
     def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
         specs = _plain_specs(graph)
-        if len(specs) != len(self.names):
-            return specs
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         infos = metadata.input_info if metadata is not None else []
+        for spec, info in zip(specs, infos, strict=False):
+            if info.mutates_data and isinstance(spec.val, torch.Tensor) and overlaps(spec.val):
+                raise _Untraceable(f"{spec.name}, which is written to, has elements in one place")
+        if len(specs) != len(self.names):
+            return specs
         for position, (spec, name) in enumerate(zip(specs, self.names, strict=True)):
             if name is None:
                 continue
@@ -149,12 +188,7 @@ class _Compiler:
             str(error).strip(),
             path,
         )
-        nodes = Counter(
-            target_name(n.target)
-            for n in graph.graph.nodes
-            if n.op == "call_function" and n.target is not operator.getitem
-        )
-        report.counters.add_graph(nodes=sum(nodes.values()), fallback=nodes, seconds=seconds)
+        _count_eager(graph, seconds)
         interpreter = torch.fx.Interpreter(graph)
         return _boxed(lambda *args: interpreter.run(*args))
 
@@ -166,7 +200,7 @@ def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
     for position, node in enumerate(placeholders):
         val = node.meta.get("val")
         spec = InputSpec(str(node.target), "user", val, position=position)
-        if isinstance(val, torch.Tensor) and val.layout is torch.strided:
+        if isinstance(val, torch.Tensor) and is_plain(val):
             spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
         specs.append(spec)
     return specs
@@ -192,6 +226,15 @@ def _device(graph: torch.fx.GraphModule) -> torch.device:
     if device.type != "cpu":
         raise BuildFailure(f"no code generation for tensors on {device}")
     return device
+
+
+def _count_eager(graph: torch.fx.GraphModule, seconds: float) -> None:
+    nodes = Counter(
+        target_name(n.target)
+        for n in graph.graph.nodes
+        if n.op.startswith("call_") and n.target is not operator.getitem
+    )
+    report.counters.add_graph(nodes=sum(nodes.values()), fallback=nodes, seconds=seconds)
 
 
 def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:

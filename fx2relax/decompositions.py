@@ -17,14 +17,21 @@ from fx2relax.registry import lookup
 aten = torch.ops.aten
 
 # PyTorch has a decomposition for these, and running the operator in PyTorch is better.
+_DRAWS = "the decomposition draws other numbers than eager"
+_WRITES = "the decomposition writes into views, which AOTAutograd refuses"
 _NEVER: dict[Any, str] = {
-    aten.bernoulli.p: "the decomposition draws other numbers than eager",
-    aten.bernoulli.default: "the decomposition draws other numbers than eager",
-    aten.uniform.default: "the decomposition draws other numbers than eager",
-    aten.normal_functional.default: "the decomposition draws other numbers than eager",
-    aten.exponential.default: "the decomposition draws other numbers than eager",
-    aten.rrelu_with_noise.default: "the decomposition draws other numbers than eager",
-    aten.rrelu_with_noise_functional.default: "the decomposition draws other numbers than eager",
+    aten.bernoulli.p: _DRAWS,
+    aten.bernoulli.default: _DRAWS,
+    aten.cauchy.default: _DRAWS,
+    aten.exponential.default: _DRAWS,
+    aten.geometric.default: _DRAWS,
+    aten.log_normal.default: _DRAWS,
+    aten.normal_functional.default: _DRAWS,
+    aten.rrelu_with_noise.default: _DRAWS,
+    aten.rrelu_with_noise_functional.default: _DRAWS,
+    aten.uniform.default: _DRAWS,
+    aten.complex.default: _WRITES,
+    aten.polar.default: _WRITES,
 }
 
 

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, topi
 from fx2relax.params import concrete, dense_permutation, is_dense
+from fx2relax.routes import is_plain
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ class _Arranger:
 
     def arrange(self) -> tuple[list[Any], list[OutputSpec]]:
         """The results and one spec per output."""
-        specs = [self._spec(item) for item in self.items]
+        known: dict[torch.fx.Node, OutputSpec] = {}  # a tensor that is returned twice is one tensor
+        specs = []
+        for item in self.items:
+            spec = known.get(item) if isinstance(item, torch.fx.Node) else None
+            specs.append(self._spec(item) if spec is None else spec)
+            if isinstance(item, torch.fx.Node):
+                known[item] = specs[-1]
         effects = self.importer.calls.effects()
         if self.importer.output_strides or not self.results:
             self.results.extend(effects)
@@ -125,8 +132,7 @@ class _Arranger:
             bound = _copy(bound)
         self.results.append(bound)
         spec = OutputSpec("result", index)
-        tensor = isinstance(val, torch.Tensor) and val.layout is torch.strided
-        if self.importer.output_strides and tensor:
+        if self.importer.output_strides and isinstance(val, torch.Tensor) and is_plain(val):
             spec = self._physical(bound, val)
         if not isinstance(self.results[index], Var):
             self.results[index] = self.importer.builder.emit(self.results[index])

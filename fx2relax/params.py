@@ -72,6 +72,19 @@ def dense_permutation(shape: Sequence[int], strides: Sequence[int]) -> tuple[int
     return None if kept == sorted(kept) else tuple(order)
 
 
+def overlaps(val: torch.Tensor) -> bool:
+    """Whether two elements of a strided tensor may lie in one place."""
+    if val.layout is not torch.strided:
+        return False
+    reach = 0
+    for stride, size in sorted(zip(concrete(val.stride()), concrete(val.shape), strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a tensor is contiguous; the strides of axes of size 1 do not matter."""
     step = 1

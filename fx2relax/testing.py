@@ -56,23 +56,85 @@ def assert_matches_eager(
     Raises:
         AssertionError: the two sides differ.
     """
-    expected_inputs, expected_fn = _copy(inputs, grad), copy.deepcopy(fn)
-    actual_inputs, actual_fn = _copy(inputs, grad), copy.deepcopy(fn)
+    actual_fn = copy.deepcopy(fn)
     torch._dynamo.reset()
     before = report.stats()["nodes_fallback"]
     compiled = torch.compile(
         actual_fn, backend="relax", dynamic=dynamic, fullgraph=fullgraph, options=options
     )
-    expected = _run(expected_fn, expected_inputs, seed)
-    actual = _run(compiled, actual_inputs, seed)
-    _compare(actual, expected, actual_inputs, expected_inputs, tol)
-    if grad:
-        _compare_gradients(
-            (actual, actual_inputs, actual_fn), (expected, expected_inputs, expected_fn), tol
-        )
+    expected_fn = copy.deepcopy(fn)
+    assert_same_call(compiled, expected_fn, *inputs, grad=grad, tol=tol, seed=seed)
     missed = report.stats()["nodes_fallback"] - before
     if missed and not torch_calls:
         raise AssertionError(f"{missed} nodes ran in PyTorch: {report.stats()['fallback_ops']}")
+
+
+def assert_same_call(
+    compiled: Callable[..., Any],
+    fn: Callable[..., Any],
+    *inputs: Any,
+    grad: bool = False,
+    tol: float | tuple[float, float] | None = None,
+    seed: int | None = None,
+) -> None:
+    """Assert that one call of a compiled function does what one of ``fn`` does.
+
+    Each side gets copies of the inputs; the arguments and what is compared are those of
+    `assert_matches_eager`.
+
+    Raises:
+        AssertionError: the two sides differ.
+    """
+    expected_inputs, actual_inputs = copied(inputs, grad), copied(inputs, grad)
+    expected = _run(fn, expected_inputs, seed)
+    actual = _run(compiled, actual_inputs, seed)
+    _compare(actual, expected, actual_inputs, expected_inputs, tol)
+    if grad:
+        _compare_gradients((actual, actual_inputs, compiled), (expected, expected_inputs, fn), tol)
+
+
+def is_further(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    exact: torch.Tensor,
+    factor: float = 4.0,
+    unit: float | None = None,
+) -> bool:
+    """Whether a result is further from a run in float64 than `factor` times eager's own distance.
+
+    Args:
+        actual: what was computed, of any shape and dtype.
+        expected: what eager computed.
+        exact: the same computed in float64 (complex128).
+        factor: how much further is still good.
+        unit: an error that is good always; a rounding of the largest value when left out.
+
+    Returns:
+        True as well where shape, dtype or strides differ, where infinities or NaNs stand
+        elsewhere, and where numbers that are not floating-point are not equal.
+    """
+    for attribute in ("shape", "dtype"):
+        if getattr(actual, attribute) != getattr(expected, attribute):
+            return True
+    if _significant_strides(actual) != _significant_strides(expected):
+        return True
+    if actual.is_complex():
+        actual, expected, exact = (torch.view_as_real(t) for t in (actual, expected, exact))
+    if not actual.is_floating_point():
+        return not torch.equal(actual, expected)
+    ours, eager, real = (t.double() for t in (actual, expected, exact))
+    finite = eager.isfinite()
+    if not torch.equal(ours[~finite].nan_to_num(1.5), eager[~finite].nan_to_num(1.5)):
+        return True
+    if not bool(ours[finite].isfinite().all()):
+        return True
+    finite &= real.isfinite()
+    if not finite.any():
+        return False
+    if unit is None:
+        unit = torch.finfo(actual.dtype).eps * max(float(real[finite].abs().max()), 1.0)
+    own, theirs = (float((t - real)[finite].abs().max()) for t in (ours, eager))
+    return own > factor * theirs + unit
 
 
 def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any:
@@ -81,7 +143,7 @@ def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any
     return fn(*inputs)
 
 
-def _copy(inputs: Sequence[Any], grad: bool) -> Any:
+def copied(inputs: Sequence[Any], grad: bool = False) -> Any:
     """The inputs again: other memory, the same strides, offset and shared storages."""
     storages: dict[int, torch.UntypedStorage] = {}
     bases: dict[int, torch.Tensor] = {}
@@ -144,7 +206,9 @@ def _aliases(values: Sequence[Any]) -> list[int]:
 def _compare_value(actual: Any, expected: Any, tol: Any, where: str) -> None:
     if not isinstance(expected, torch.Tensor):
         assert type(actual) is type(expected), f"{where}: {actual!r}, eager {expected!r}"
-        same = actual == expected or (actual != actual and expected != expected)
+        # A copy of a module is another module.
+        same = isinstance(expected, torch.nn.Module)
+        same = same or actual == expected or (actual != actual and expected != expected)
         assert same, f"{where}: {actual!r}, eager {expected!r}"
         return
     assert isinstance(actual, torch.Tensor), f"{where}: {actual!r}, eager a tensor"
@@ -212,6 +276,7 @@ def _leaves(side: Any) -> list[tuple[str, Any]]:
         for i, t in enumerate(pytree.tree_leaves(inputs))
         if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad
     ]
-    if isinstance(fn, torch.nn.Module):
-        found.extend(fn.named_parameters())
+    module = getattr(fn, "_orig_mod", fn)
+    if isinstance(module, torch.nn.Module):
+        found.extend(module.named_parameters())
     return found

@@ -239,3 +239,17 @@ def test_a_size_that_a_guard_bounds():
     assert fx2relax.stats()["graphs"] == 1
     with pytest.raises(Exception, match=r"must match|broadcast"):
         compiled(torch.randn(7, 2))
+
+
+def test_what_aot_autograd_refuses_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.rand(5) + 1
+    got = torch.compile(lambda x: x.clone().polygamma_(1), backend="relax")(x)
+    torch.testing.assert_close(got, x.polygamma(1))
+    assert "could not be traced and runs in PyTorch" in caplog.text
+    with pytest.raises(Exception, match="polygamma_"):
+        torch._dynamo.reset()
+        torch.compile(
+            lambda x: x.clone().polygamma_(1),
+            backend="relax",
+            options={"on_unsupported": "raise"},
+        )(x)

@@ -161,3 +161,20 @@ def test_empty_and_0d() -> None:
     assert_matches_eager(
         lambda x, n: (x.add_(1), n.mul_(2), n + 1), torch.ones(0, 3), torch.tensor(2.0)
     )
+
+
+def test_a_tensor_returned_twice_is_one_tensor() -> None:
+    def written(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.clone()
+        return y.add_(1), y
+
+    first, second = torch.compile(written, backend="relax")(torch.randn(3))
+    assert first is second
+
+
+@pytest.mark.parametrize("draw", ["geometric_", "log_normal_", "cauchy_", "exponential_"])
+def test_draws_in_place_are_those_of_eager(draw: str) -> None:
+    arguments = (0.3,) if draw == "geometric_" else ()
+    assert_matches_eager(
+        lambda x: getattr(x.clone(), draw)(*arguments), torch.ones(50), seed=3, torch_calls=True
+    )

@@ -236,3 +236,18 @@ def test_pixels_and_channels() -> None:
     assert_matches_eager(function, _ordered(2, 8, 4, 6), grad=True)
     assert_matches_eager(function, _ordered(2, 8, 4, 6).to(memory_format=torch.channels_last))
     assert_matches_eager(lambda x: F.unfold(x, 2), _ordered(2, 8, 4, 6), dynamic=True)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.outer(x.flatten(), x.flatten()[:3]).flip(-1),
+        lambda x: x.roll(1, 0).flatten().flip(0),
+        lambda x: x.rot90().reshape(8, 2).flip(0).flip(1).reshape(-1),
+        lambda x: x.flatten().unfold(0, 5, 2).flip(1).sum(0),
+    ],
+    ids=["outer", "roll", "rot90", "unfold"],
+)
+def test_indices_that_run_backwards(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    # TVM's map of iterators loses where such an index starts.
+    assert_matches_eager(view, torch.randn(4, 4, dtype=torch.float64))

@@ -10,8 +10,8 @@ from tvm.tirx import compilation_pipeline
 
 from .bfloat import Broadcast, WidenBFloat16
 from .divisions import Divisions, sizes_of
-from .floats import simplify
-from .lets import FreeConditions, StoreLets
+from .lets import ChainLets, StoreLets
+from .simplify import flatten, simplify
 from .tir import kernel_pass
 from .vector import Vectorize
 from .vectormath import VectorMath
@@ -24,7 +24,7 @@ def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
     body = WidenBFloat16().stmt(func.body)
     body = Vectorize().stmt(body)
-    return FreeConditions().stmt(VectorMath().stmt(body))
+    return ChainLets().stmt(VectorMath().stmt(body))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.LegalizeBFloat16")  # type: ignore[untyped-decorator]
@@ -61,7 +61,7 @@ def _host_passes() -> Any:
                 passes.LowerMatchBuffer(),
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
-                plain.FlattenBuffer(),
+                *flatten(),
                 *simplify(),
                 _vectorize,
                 _legalize_bfloat16,
@@ -70,11 +70,11 @@ def _host_passes() -> Any:
                 plain.VectorizeLoop(True),
                 _broadcast,
                 plain.StorageRewrite(),
+                passes.RewriteUnsafeSelect(),
+                _store_lets,
                 passes.HoistIfThenElse(),
                 plain.UnrollLoop(),
                 passes.RenormalizeSplitPattern(),
-                passes.RewriteUnsafeSelect(),
-                _store_lets,
                 *simplify(),
                 plain.RemoveNoOp(),
                 plain.FP8ComputeLegalize(),

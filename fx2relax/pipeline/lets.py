@@ -7,6 +7,7 @@ another, take minutes. What is read from memory is not written out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -15,66 +16,86 @@ from tvm import tirx
 from .tir import Call, Rewriter, TensorLoad
 
 
-class FreeConditions(Rewriter):
-    """Moves what the condition of a Select binds to the outside of the Select.
+class ChainLets(Rewriter):
+    """Binds what a store's value binds one after another, outside of all arithmetic.
 
-    TVM's simplifier takes a condition for granted while it looks at the branches, and refuses to
-    bind a variable of it a second time.
+    TVM's simplifier looks at some operands twice, and at a condition once more in each branch; it
+    refuses to bind a variable a second time.
     """
 
-    def expr(self, node: Any) -> Any:
-        """The expression with conditions that bind nothing."""
-        new = super().expr(node)
-        if not isinstance(new, tirx.Select):
-            return new
-        bound = _Bound()
-        condition = bound.expr(new.condition)
-        if not bound.found:
-            return new
-        new = tirx.Select(condition, new.true_value, new.false_value)
-        for var, value in reversed(bound.found):
-            new = tirx.Let(var, value, new)
-        return new
+    def visit_BufferStore(self, node: Any) -> Any:
+        """A store of a chain."""
+        value = node.value
+        if str(node.buffer.dtype) == "bfloat16" and isinstance(value, Call):
+            # TVM's storage pass knows a bfloat16 by the call that makes one of bits.
+            value = self.call(value, [_chain(arg) for arg in value.args])
+        else:
+            value = _chain(value)
+        return tirx.BufferStore(node.buffer, value, list(node.indices))
+
+    def visit_Bind(self, node: Any) -> Any:
+        """A variable of the statements that follow."""
+        return tirx.Bind(node.var, _chain(node.value))
+
+
+def _chain(node: Any) -> Any:
+    bound = _Bound()
+    body = bound.expr(node)
+    for var, value in reversed(bound.found.items()):
+        body = tirx.Let(var, value, body)
+    return body
 
 
 class _Bound(Rewriter):
     """Takes the variables that an expression binds out of it, in the order of their values."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Any, Any]] = []
+        self.found: dict[Any, Any] = {}
         self.guarded = False
 
     def expr(self, node: Any) -> Any:
-        if isinstance(node, tirx.Let) and not (self.guarded and reads(node.value)):
-            value = self.expr(node.value)
-            self.found.append((node.var, value))
+        if isinstance(node, tirx.Let):
+            if self.guarded and _reads_anywhere(node.value):
+                return node
+            if node.var not in self.found:
+                value = self.expr(node.value)
+                self.found[node.var] = value
             return self.expr(node.body)
         if isinstance(node, tirx.Select):
             condition = self.expr(node.condition)
-            # A branch may read what only its condition makes safe to read.
+            # Only its condition may make an index safe that was read from memory.
             outer, self.guarded = self.guarded, True
             branches = [self.expr(b) for b in (node.true_value, node.false_value)]
             self.guarded = outer
             return tirx.Select(condition, *branches)
         if type(node) is Call and getattr(node.op, "name", "") == "tirx.if_then_else":
-            return node
+            condition = self.expr(node.args[0])
+            return self.call(node, [condition, *(_chain(branch) for branch in node.args[1:])])
         return super().expr(node)
 
 
 class _Reads(Rewriter):
-    def __init__(self) -> None:
+    """Whether something is read, at an index for which `of` holds."""
+
+    def __init__(self, of: Callable[[Any], bool]) -> None:
+        self.of = of
         self.found = False
 
     def leave(self, node: Any) -> Any:
-        self.found = self.found or isinstance(node, TensorLoad)
+        if isinstance(node, TensorLoad):
+            self.found = self.found or any(self.of(index) for index in node.indices)
         return node
 
 
-def reads(node: Any) -> bool:
-    """Whether an expression reads memory."""
-    search = _Reads()
+def _reads(node: Any, of: Callable[[Any], bool] = lambda index: True) -> bool:
+    search = _Reads(of)
     search.expr(node)
     return search.found
+
+
+def _reads_anywhere(node: Any) -> bool:
+    """Whether an expression reads memory at a place that it read from memory."""
+    return _reads(node, _reads)
 
 
 class StoreLets(Rewriter):

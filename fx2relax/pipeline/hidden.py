@@ -1,0 +1,48 @@
+"""Arithmetic that a pass of TVM must not look into, as calls of functions that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+
+from .tir import Call, Rewriter, kernel_pass
+
+_extern = tvm.ir.Op.get("tirx.call_pure_extern")
+
+
+def hidden_from(
+    passes: list[Any], name: str, nodes: Mapping[str, Callable[..., Any]], hides: Callable[..., Any]
+) -> list[Any]:
+    """Some passes, for kernels in which they see some of the arithmetic as calls.
+
+    Args:
+        passes: TVM's.
+        name: tells this arithmetic from other.
+        nodes: binary nodes by the name of their class, with what makes one of two operands.
+        hides: whether a node of these is to be hidden.
+    """
+    prefix = f"fx2relax.{name}."
+
+    class Hide(Rewriter):
+        def leave(self, node: Any) -> Any:
+            kind = type(node).__name__
+            if kind not in nodes or not hides(node):
+                return node
+            return Call(_extern, [tvm.ir.StringImm(prefix + kind), node.a, node.b], ret_ty=node.ty)
+
+    class Reveal(Rewriter):
+        def leave(self, node: Any) -> Any:
+            if type(node) is not Call or not node.op.same_as(_extern):
+                return node
+            kind = str(node.args[0].value)
+            if not kind.startswith(prefix):
+                return node
+            return nodes[kind.removeprefix(prefix)](node.args[1], node.args[2])
+
+    return [
+        kernel_pass(f"fx2relax.Hide.{name}", lambda func: Hide().stmt(func.body)),
+        *passes,
+        kernel_pass(f"fx2relax.Reveal.{name}", lambda func: Reveal().stmt(func.body)),
+    ]

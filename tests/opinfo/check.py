@@ -1,0 +1,255 @@
+"""One row of the sweep: every sample compiled and compared with eager."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils import _pytree as pytree
+
+import fx2relax
+from fx2relax.testing import assert_matches_eager, copied, is_further
+
+from .rows import OPS, Row, samples
+
+# How many samples one compiled function takes; where it differs from eager, each is tried alone.
+PACK = 6
+# What eager leaves in memory is not specified: shapes, dtypes and strides are compared.
+UNSPECIFIED = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+)
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Outcome:
+    """What became of a row.
+
+    Attributes:
+        tried: samples that eager runs.
+        passed: samples that give what eager gives.
+        failures: for each other sample, what it is and what differs.
+        torch_calls: operators that ran in PyTorch inside compiled graphs, with their number.
+        breaks: reasons for which a sample was not traced, or a graph of it not compiled.
+    """
+
+    op: str
+    dtype: str
+    manner: str
+    tried: int = 0
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+    torch_calls: dict[str, int] = field(default_factory=dict)
+    breaks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def run(row: Row, limit: int) -> Outcome:
+    """Compare the samples of a row with eager, at most about `limit` of them."""
+    outcome = Outcome(row.op, row.dtype, row.manner)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checked = _Checked(row, outcome)
+        calls = [_call(s) for s in samples(row, limit)]
+        calls = [c for c in calls if checked.runs_in_eager(c)]
+        outcome.tried = len(calls)
+        for start in range(0, len(calls), PACK):
+            checked.together(calls[start : start + PACK])
+    outcome.passed = outcome.tried - len(outcome.failures)
+    outcome.seconds = round(time.perf_counter() - began, 2)
+    return outcome
+
+
+def _call(sample: SampleInput) -> Call:
+    return sample.input, sample.args, sample.kwargs
+
+
+class _Checked:
+    def __init__(self, row: Row, outcome: Outcome):
+        self.row, self.outcome = row, outcome
+        op = OPS[row.op]
+        target = op.inplace_variant if row.manner == "inplace" else op.get_op()
+        values = row.op not in UNSPECIFIED
+        self.run = _function(target, row.manner == "inplace", values)
+
+    def runs_in_eager(self, call: Call) -> bool:
+        """Whether PyTorch itself takes a sample."""
+        try:
+            self.run([_detached(call)])
+        except Exception:  # whatever PyTorch says
+            return False
+        return True
+
+    def together(self, calls: Sequence[Call]) -> None:
+        """Several samples in one function; where they differ from eager, each in its own."""
+        if not calls:
+            return
+        error = self._differs(calls)
+        if error is None:
+            return
+        if len(calls) == 1:
+            self.outcome.failures.append(f"{describe(calls[0])}: {error}")
+            return
+        for call in calls:
+            self.together([call])
+
+    def _differs(self, calls: Sequence[Call]) -> str | None:
+        fx2relax.reset_stats()
+        torch._dynamo.utils.counters.clear()
+        heard = _Heard()
+        logging.getLogger("fx2relax").addHandler(heard)
+        error: str | None = None
+        try:
+            self._compare(calls)
+        except AssertionError as difference:
+            if len(calls) > 1 or self._further(calls[0]):
+                error = str(difference) or repr(difference)
+        except Exception as failure:  # a crash of the compiler is a failure of the sample
+            error = f"{type(failure).__name__}: {failure}"
+        finally:
+            logging.getLogger("fx2relax").removeHandler(heard)
+        if error is None and heard.texts and len(calls) > 1:
+            error = "one of them falls back"
+        if error is None or len(calls) == 1:
+            self._count(heard.texts)
+        return error
+
+    def _compare(self, calls: Sequence[Call], tol: float | None = None) -> None:
+        assert_matches_eager(
+            self.run,
+            list(calls),
+            grad=self.row.manner == "gradient",
+            torch_calls=True,
+            fullgraph=False,
+            seed=0,
+            tol=tol,
+        )
+
+    def _count(self, warnings: Sequence[str]) -> None:
+        found = Counter(self.outcome.torch_calls)
+        found.update(fx2relax.stats()["fallback_ops"])
+        self.outcome.torch_calls = dict(found)
+        for reason in [*torch._dynamo.utils.counters["graph_break"], *warnings]:
+            short = " ".join(reason.split())[:200]
+            if short not in self.outcome.breaks:
+                self.outcome.breaks.append(short)
+
+    def _further(self, call: Call) -> bool:
+        """Whether more differs than values, or these are over 4 times eager's from float64's."""
+        grad = self.row.manner == "gradient"
+        try:
+            self._compare([call], tol=1e30)
+        except AssertionError:
+            return True
+        try:
+            exact = _results(self.run, _wide(call), grad)
+            eager = _results(self.run, _detached(call), grad)
+            torch._dynamo.reset()
+            ours = _results(
+                torch.compile(self.run, backend="relax"),
+                _detached(call),
+                grad,
+            )
+        except Exception:  # no float64 run to compare with
+            return True
+        if not len(exact) == len(eager) == len(ours):
+            return True
+        return any(is_further(o, e, x) for o, e, x in zip(ours, eager, exact, strict=True))
+
+
+def _function(target: Callable[..., Any], inplace: bool, values: bool) -> Callable[..., Any]:
+    def run(calls: list[Call]) -> list[Any]:
+        results = []
+        for first, args, kwargs in calls:
+            if inplace:
+                first = first.clone()
+            result = target(first, *args, **kwargs)
+            results.append([result, first] if inplace else result)
+        return results
+
+    def shapes(calls: list[Call]) -> list[Any]:
+        return [pytree.tree_map_only(torch.Tensor, torch.zeros_like, r) for r in run(calls)]
+
+    return run if values else shapes
+
+
+def _wide(call: Call) -> Call:
+    def one(value: torch.Tensor) -> torch.Tensor:
+        kind = value.dtype
+        if value.is_floating_point():
+            kind = torch.float64
+        elif value.is_complex():
+            kind = torch.complex128
+        return value.detach().to(kind).requires_grad_(value.requires_grad)
+
+    wide: Call = pytree.tree_map_only(torch.Tensor, one, call)
+    return wide
+
+
+def _detached(call: Call) -> Call:
+    """The call on tensors of its own, so that nothing is written to the sample."""
+    twin: Call = copied([call])[0]
+    return twin
+
+
+def _results(run: Callable[..., Any], call: Call, grad: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    found = [t for t in pytree.tree_leaves(run([call])) if isinstance(t, torch.Tensor)]
+    if not grad:
+        return [t.detach() for t in found]
+    roots = [t for t in found if t.requires_grad]
+    generator = torch.Generator().manual_seed(0)
+    grads = [
+        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in roots
+    ]
+    torch.autograd.backward(roots, grads)
+    leaves = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    slopes = [t.grad for t in leaves if t.grad is not None]
+    return [*(t.detach() for t in found), *slopes]
+
+
+class _Heard(logging.Handler):
+    """The warnings of a compile: each says what fell back, and why."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one warning."""
+        self.texts.append(" ".join(record.getMessage().split())[:600])
+
+
+def describe(call: Call) -> str:
+    """A call's arguments, short: ``f32[3, 4], dim=1``."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            name = str(value.dtype).removeprefix("torch.")
+            plain = value.layout is torch.strided and value.is_contiguous()
+            return f"{name}{list(value.shape)}{'' if plain else '/strided'}"
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(one(v) for v in value) + "]"
+        return repr(value)[:60]
+
+    first, args, kwargs = call
+    parts = [one(v) for v in (first, *args)] + [f"{k}={one(v)}" for k, v in kwargs.items()]
+    return ", ".join(parts)[:300]

@@ -1,0 +1,1 @@
+"""Random programs of tensor operators, each a Python function that both sides run."""

@@ -1,0 +1,86 @@
+"""Every operator of PyTorch's `op_db`, every dtype, forwards, backwards and in place.
+
+    python tests/sweep_opinfo.py --out sweep.jsonl
+
+Each sample is compared with eager in shape, dtype, strides, aliasing and value. Rows that the file
+holds already are not run again; ``--report`` reads it alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import random
+from pathlib import Path
+
+import click
+from opinfo.check import Outcome, run
+from opinfo.known import expected
+from opinfo.report import show
+from opinfo.rows import DTYPES, Row, rows
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from workers import each
+
+MANNERS = ("forward", "gradient", "inplace")
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("sweep.jsonl"))
+@click.option("--op", "patterns", multiple=True, help="Operators, as shell patterns.")
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)))
+@click.option("--manner", "manners", multiple=True, type=click.Choice(MANNERS))
+@click.option("--samples", default=8, show_default=True, help="Samples of a row, about.")
+@click.option("--workers", default=2, show_default=True)
+@click.option("--seconds", default=180.0, show_default=True, help="Time that one row may take.")
+@click.option("--report", "only_report", is_flag=True, help="Run nothing.")
+def main(
+    out: Path,
+    patterns: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    manners: tuple[str, ...],
+    samples: int,
+    workers: int,
+    seconds: float,
+    only_report: bool,
+) -> None:
+    def wanted(name: str) -> bool:
+        return not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)
+
+    outcomes = _read(out)
+    if not only_report:
+        known = {(o.op, o.dtype, o.manner) for o in outcomes}
+        chosen = rows(dtypes or tuple(DTYPES), manners or MANNERS, wanted)
+        todo = [r for r in chosen if (r.op, r.dtype, r.manner) not in known]
+        # Slow operators lie together in `op_db`.
+        random.Random(0).shuffle(todo)
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with out.open("a") as file, Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("rows", total=len(todo))
+
+            def done(outcome: Outcome) -> None:
+                file.write(json.dumps(outcome.as_dict()) + "\n")
+                file.flush()
+                outcomes.append(outcome)
+                bar.advance(task)
+
+            pieces = [(row, samples) for row in todo]
+            each(run, pieces, _failed, done, workers=workers, seconds=seconds)
+    show(outcomes)
+    unexpected = [o for o in outcomes if bool(o.failures) != (expected(o) is not None)]
+    raise SystemExit(1 if unexpected else 0)
+
+
+def _failed(piece: tuple[Row, int], why: str) -> Outcome:
+    row, _ = piece
+    return Outcome(row.op, row.dtype, row.manner, 1, 0, [why])
+
+
+def _read(out: Path) -> list[Outcome]:
+    if not out.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in out.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""A seeded slice of the sweep over PyTorch's `op_db`; `sweep_opinfo.py` runs the whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from opinfo.check import run
+from opinfo.known import expected
+from opinfo.rows import Row, rows
+
+_SLICE = random.Random(2026).sample(list(rows()), 60)
+
+
+@pytest.mark.parametrize("row", _SLICE, ids=str)
+def test_as_eager(row: Row) -> None:
+    outcome = run(row, 3)
+    assert outcome.failures == [] or expected(outcome)
