@@ -8,13 +8,17 @@ import torch
 
 from .common import Unsupported, converts, dtype, tirx
 from .linalg_kernel import Matrix, lead, matrix_kernel, number, real, scratch
-from .opaque import T, local, loops, wide
+from .opaque import T, local, loops, require, wide
 from .reductions import full
 
 aten = torch.ops.aten
 
 # Quadratic convergence needs some ten sweeps; NaN never converges.
 SWEEPS = 40
+_FAILED = (
+    "linalg.eigh: The algorithm failed to converge because the input matrix is ill-conditioned or "
+    "has too many repeated eigenvalues."
+)
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -98,6 +102,14 @@ def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
         raise Unsupported(f"UPLO={UPLO!r}")
     lower = UPLO.upper() == "L"
 
+    def before(ins: Any) -> None:
+        many, size, _ = ins[0].shape
+        with loops([many, size, size]) as (index, i, j):
+            a = Matrix(ins[0], index) if lower else Matrix(ins[0], index).mT
+            finite = tirx.abs(a[i, j]) <= tirx.max_value(kind)
+            # LAPACK has a formula of its own for two by two, which gives NaN.
+            require(tirx.Or(finite, tirx.Or(i < j, wide(size) < wide(3))), _FAILED, "LinAlgError")
+
     def body(index: Any, ins: Any, outs: Any) -> None:
         a = Matrix(ins[0], index)
         a = a if lower else a.mT
@@ -125,6 +137,7 @@ def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
         lambda s: [([s[0]], kind), (s, kind)][: 1 + compute_v],
         aten._linalg_eigh.default,
         batch=lead(A),
+        before=before,
         UPLO=UPLO,
         compute_v=compute_v,
     )

@@ -140,8 +140,8 @@ def linalg_ldl_factor_ex(self: Any, *, hermitian: bool = False, check_errors: bo
     kind = real(self)
 
     def body(index: Any, ins: Any, outs: Any) -> None:
-        a = Matrix(outs[0], index)
-        a.copy(Matrix(ins[0], index))
+        given, a = Matrix(ins[0], index), Matrix(outs[0], index)
+        a.fill(lambda i, j: tirx.Select(i >= j, given[i, j], number(0, kind)))
         _Factorisation(a).run(outs[1], outs[2], index)
 
     factors, pivots, info = matrix_kernel(

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from torch.fx.traceback import preserve_node_meta
 
 from fx2relax.capture_inputs import Inputs, fake_inputs
+from fx2relax.effects import Tokens, drop_tokens
 from fx2relax.errors import Fx2RelaxError, ImportFailure, source_line
 from fx2relax.graph_tidy import copy_graph, number_constants, tidy
 from fx2relax.kept import keep_whole, keep_within
@@ -286,6 +287,7 @@ class _Tracer:
                 decomposition_table=self.decompositions,
                 _allow_non_fake_inputs=True,
             )(*flat)
+        drop_tokens(gm)
         described = [
             Input(name, "user", val)
             for name, val in zip(self.inputs.names, self.inputs.flat, strict=True)
@@ -316,7 +318,9 @@ class _Tracer:
         disable = torch._C._ExcludeDispatchKeyGuard(
             torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
         )
-        with disable, FunctionalTensorMode():
+        mode = FunctionalTensorMode()
+        mode._tokens = Tokens()
+        with disable, mode:
             wrapped = [
                 FunctionalTensor.to_functional(v) if isinstance(v, torch.Tensor) else v
                 for v in flat

@@ -10,6 +10,15 @@ import torch.fx
 from torch._higher_order_ops.effects import with_effects
 
 
+class Tokens(dict[Any, Any]):
+    """The tokens of a functional trace, each made when the first operator asks for it."""
+
+    def __contains__(self, kind: object) -> bool:
+        if not super().__contains__(kind):
+            self[kind] = torch.empty(0)
+        return True
+
+
 def drop_tokens(graph_module: torch.fx.GraphModule) -> None:
     """Replace each ``with_effects(token, op, ...)`` by ``op(...)``; the tokens become None."""
     graph = graph_module.graph
@@ -26,6 +35,8 @@ def drop_tokens(graph_module: torch.fx.GraphModule) -> None:
         graph.erase_node(node)
         if isinstance(token, torch.fx.Node) and token.op == "placeholder":
             token.meta["val"] = None
+        elif isinstance(token, torch.fx.Node) and not token.users:
+            graph.erase_node(token)
     if found:
         graph_module.recompile()
 

@@ -49,7 +49,8 @@ def _sign(pivots: Tensor) -> Tensor:
 
 def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
     """The factors and pivots that eager has for a determinant."""
-    factors, pivots, _ = aten.linalg_lu_factor_ex(a.mT if a.is_contiguous() else a)
+    turned = a.is_contiguous() and not a.is_complex()
+    factors, pivots, _ = aten.linalg_lu_factor_ex(a.mT if turned else a)
     return factors, pivots
 
 
@@ -63,7 +64,8 @@ def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
     """Sign and logarithm of the determinant."""
     factors, pivots = _factored(a)
     diagonal = factors.diagonal(0, -2, -1)
-    sign = _sign(pivots).to(a.dtype) * diagonal.sign().prod(-1)
+    signs = diagonal.sgn() if a.is_complex() else diagonal.sign()
+    sign = _sign(pivots).to(a.dtype) * signs.prod(-1)
     return sign, diagonal.abs().log().sum(-1), factors, pivots
 
 
@@ -71,7 +73,7 @@ def _cut_off(
     a: Tensor, atol: Tensor | None, rtol: Tensor | None, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Which singular values, given by their sizes, count, and a 0 of their dtype."""
-    default = a.new_full((), torch.finfo(a.dtype).eps * max(a.shape[-2:]))
+    default = sizes.new_full((), torch.finfo(a.dtype).eps * max(a.shape[-2:]))
     if rtol is None:
         rtol = default if atol is None else torch.where(atol > 0, 0.0, default)
     if atol is None:
@@ -92,10 +94,10 @@ def _pinv(
         right = left
     else:
         left, values, turned = aten._linalg_svd(a)
-        right = turned.mT
+        right = turned.mH
     counts, zero = _cut_off(a, atol, rtol, values.abs())
     inverse = torch.where(counts, values.reciprocal(), zero)
-    return torch.matmul(right * inverse.unsqueeze(-2), left.mT)
+    return torch.matmul(right * inverse.unsqueeze(-2), left.mH)
 
 
 RULES: dict[Any, Callable[..., Any]] = {

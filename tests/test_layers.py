@@ -12,8 +12,11 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}, {"coverage", "coverage_report", "core_calls"}],
-    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"effects"}],
-    [{"accept", "imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"}],
+    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}],
+    [
+        {"accept", "imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"},
+        {"effects"},
+    ],
     [{"converters"}],
     [
         {
