@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._inductor.inductor_prims  # registers prims.fma
 
 from fx2relax.compat import const_number, is_prim_expr
 
@@ -195,6 +196,23 @@ def _known_power(base: Any, exponent: int) -> Any:
         return root * root * base if exponent % 2 else root * root
 
     return let(_known_power(base, exponent // 2), half)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, which Dynamo makes of `addcmul_` and `addcdiv_`.
+
+    Among integers a `b` with a fraction is cut, as eager cuts their `value`.
+    """
+    kind = dtype(a)
+    if not is_float(a) and is_float(b):
+        return cast(op.add(op.multiply(a, cast(b, kind)), c), dtype(b))
+    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    a, b, c = (cast(x, wider) for x in (a, b, c))
+    return cast(op.add(op.multiply(a, b), c), kind)
+
+
+if hasattr(prims, "fma"):  # not in every version of PyTorch
+    converts(prims.fma.default)(fma)
 
 
 @converts(aten.hypot.default, prims.hypot.default, promote=Promotion.DEFAULT)

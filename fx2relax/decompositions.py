@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fx2relax import linear_algebra
 from fx2relax.registry import lookup
+from fx2relax.whole import keep
 
 aten = torch.ops.aten
 
@@ -198,3 +199,20 @@ def _only_renames(target: Any) -> bool:
     name = target._schema.name.split("::")[-1].removeprefix("special_")
     prim = getattr(torch.ops.prims, name, None)
     return prim is not None and lookup(prim.default) is None
+
+
+def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Compact, as eager's is, and with eager's errors: PyTorch's own keeps the strides of `x`."""
+    if num_classes == -1:
+        num_classes = int(x.max().item()) + 1
+    if x.numel():
+        aten._assert_async.msg((x >= 0).all(), "Class values must be non-negative.")
+        aten._assert_async.msg(
+            (x < num_classes).all(), "Class values must be smaller than num_classes."
+        )
+    classes = torch.arange(num_classes, dtype=x.dtype, device=x.device)
+    return (x.unsqueeze(-1) == classes).to(torch.int64).contiguous()
+
+
+keep(aten.one_hot.default, _one_hot)
+keep(aten.multilabel_margin_loss_forward.default)  # PyTorch's is wrong for halves and 0-d

@@ -32,6 +32,7 @@ def assert_matches_eager(
     seed: int | None = None,
     fullgraph: bool = True,
     options: dict[str, Any] | None = None,
+    backend: str = "relax",
 ) -> None:
     """Assert that ``torch.compile(fn, backend="relax")`` does what ``fn`` does.
 
@@ -52,6 +53,7 @@ def assert_matches_eager(
         seed: PyTorch's seed before each side is run.
         fullgraph: passed to `torch.compile`.
         options: passed to `torch.compile`.
+        backend: another backend, to see whether a difference is PyTorch's own.
 
     Raises:
         AssertionError: the two sides differ.
@@ -60,7 +62,7 @@ def assert_matches_eager(
     torch._dynamo.reset()
     before = report.stats()["nodes_fallback"]
     compiled = torch.compile(
-        actual_fn, backend="relax", dynamic=dynamic, fullgraph=fullgraph, options=options
+        actual_fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options
     )
     expected_fn = copy.deepcopy(fn)
     assert_same_call(compiled, expected_fn, *inputs, grad=grad, tol=tol, seed=seed)

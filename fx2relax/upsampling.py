@@ -152,4 +152,3 @@ for (_kind, _axes), (_forward, _) in _OPERATORS.items():
         (_forward.default, _forward.vec), _kernels(_kind, _axes), strict=True
     ):
         keep(_overload, _kernel)
-keep(aten.multilabel_margin_loss_forward.default)

@@ -10,14 +10,15 @@ from programs.generate import generate
 @pytest.mark.parametrize("seed", range(40))
 def test_as_eager(seed: int) -> None:
     program = generate(seed)
-    assert not check(program).error, program.describe()
+    verdict = check(program)
+    assert not verdict.error or verdict.upstream, program.describe() + verdict.error
 
 
 @pytest.mark.parametrize("seed", range(1000, 1015))
 def test_at_three_sizes_as_eager(seed: int) -> None:
     program = generate(seed, dynamic=True)
     verdict = check(program, dynamic=True)
-    assert not verdict.error, program.describe()
+    assert not verdict.error or verdict.upstream, program.describe() + verdict.error
 
 
 def test_a_seed_gives_one_program() -> None:

@@ -212,8 +212,6 @@ def test_smoothing_reads_nothing_outside_of_the_input() -> None:
     memory = torch.full((3, 2, 16, 32), torch.nan)
     memory[1] = torch.randn(2, 16, 32)
     assert_matches_eager(
-        lambda x: F.interpolate(
-            x, scale_factor=(1.7, 0.9), mode="bilinear", antialias=True
-        ),
+        lambda x: F.interpolate(x, scale_factor=(1.7, 0.9), mode="bilinear", antialias=True),
         memory[1:2],
     )

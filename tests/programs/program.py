@@ -111,6 +111,7 @@ class Program:
         if wide:
             for name in ("float16", "bfloat16", "float32"):
                 text = text.replace(f"torch.{name}", "torch.float64")
+            text = text.replace(".float()", ".double()")
         return text
 
     def function(self, wide: bool = False) -> Callable[..., Any]:
