@@ -46,6 +46,22 @@ def _hankel(x: Any, order: int) -> tuple[Any, Any, Any]:
     return size * p, size * inverse * q, keep(x - number((2 * order + 1) * math.pi / 4))
 
 
+def _first(order: int) -> Callable[[Any], Any]:
+    """J of order 0, even, or of order 1, odd; NaN at the infinities."""
+
+    def value(x: Any) -> Any:
+        size = keep(tirx.abs(x))
+
+        def far() -> Any:
+            p, q, phase = _hankel(size, order)
+            wave = keep(p * call("cos", phase) - q * call("sin", phase))
+            return wave if order == 0 else tirx.copysign(number(1.0), x) * wave
+
+        return cases([(size <= number(_NEAR), lambda: _first_near(x, order))], far)
+
+    return value
+
+
 def _second_far(x: Any, order: int) -> Any:
     p, q, phase = _hankel(x, order)
     return p * call("sin", phase) + q * call("cos", phase)
@@ -127,6 +143,8 @@ def _second(near: Callable[[Any], Any], far: Sequence[float], scaled: bool) -> C
     return value
 
 
+register("bessel_j0", _first(0), aten.special_bessel_j0.default, prims.bessel_j0.default)
+register("bessel_j1", _first(1), aten.special_bessel_j1.default, prims.bessel_j1.default)
 register("bessel_y0", bessel_y0, aten.special_bessel_y0.default)
 register("bessel_y1", bessel_y1, aten.special_bessel_y1.default)
 register(

@@ -21,6 +21,8 @@ from .rows import OPS, Row, samples
 
 # How many samples one compiled function takes; where it differs from eager, each is tried alone.
 PACK = 6
+# How much of two messages is compared: what differs, not by how much.
+_SAME = 40
 # What eager leaves in memory is not specified: shapes, dtypes and strides are compared.
 UNSPECIFIED = (
     "empty",
@@ -42,6 +44,7 @@ class Outcome:
         tried: samples that eager runs.
         passed: samples that give what eager gives.
         failures: for each other sample, what it is and what differs.
+        upstream: the same for samples that differ so under ``backend="aot_eager"`` too.
         torch_calls: operators that ran in PyTorch inside compiled graphs, with their number.
         breaks: reasons for which a sample was not traced, or a graph of it not compiled.
     """
@@ -52,6 +55,7 @@ class Outcome:
     tried: int = 0
     passed: int = 0
     failures: list[str] = field(default_factory=list)
+    upstream: list[str] = field(default_factory=list)
     torch_calls: dict[str, int] = field(default_factory=dict)
     breaks: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -73,7 +77,7 @@ def run(row: Row, limit: int) -> Outcome:
         outcome.tried = len(calls)
         for start in range(0, len(calls), PACK):
             checked.together(calls[start : start + PACK])
-    outcome.passed = outcome.tried - len(outcome.failures)
+    outcome.passed = outcome.tried - len(outcome.failures) - len(outcome.upstream)
     outcome.seconds = round(time.perf_counter() - began, 2)
     return outcome
 
@@ -106,21 +110,24 @@ class _Checked:
         if error is None:
             return
         if len(calls) == 1:
-            self.outcome.failures.append(f"{describe(calls[0])}: {error}")
+            other = self._differs(calls, "aot_eager") or ""
+            upstream = other[:_SAME] == error[:_SAME]
+            found = self.outcome.upstream if upstream else self.outcome.failures
+            found.append(f"{describe(calls[0])}: {error}")
             return
         for call in calls:
             self.together([call])
 
-    def _differs(self, calls: Sequence[Call]) -> str | None:
+    def _differs(self, calls: Sequence[Call], backend: str = "relax") -> str | None:
         fx2relax.reset_stats()
         torch._dynamo.utils.counters.clear()
         heard = _Heard()
         logging.getLogger("fx2relax").addHandler(heard)
         error: str | None = None
         try:
-            self._compare(calls)
+            self._compare(calls, backend)
         except AssertionError as difference:
-            if len(calls) > 1 or self._further(calls[0]):
+            if len(calls) > 1 or self._further(calls[0], backend):
                 error = str(difference) or repr(difference)
         except Exception as failure:  # a crash of the compiler is a failure of the sample
             error = f"{type(failure).__name__}: {failure}"
@@ -128,35 +135,43 @@ class _Checked:
             logging.getLogger("fx2relax").removeHandler(heard)
         if error is None and heard.texts and len(calls) > 1:
             error = "one of them falls back"
-        if error is None or len(calls) == 1:
+        if backend == "relax" and (error is None or len(calls) == 1):
             self._count(heard.texts)
         return error
 
-    def _compare(self, calls: Sequence[Call], tol: float | None = None) -> None:
-        assert_matches_eager(
-            self.run,
-            list(calls),
-            grad=self.row.manner == "gradient",
-            torch_calls=True,
-            fullgraph=False,
-            seed=0,
-            tol=tol,
-        )
+    def _compare(self, calls: Sequence[Call], backend: str, tol: float | None = None) -> None:
+        # So that results whose sizes depend on data are compiled too.
+        with torch._dynamo.config.patch(
+            capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+        ):
+            assert_matches_eager(
+                self.run,
+                list(calls),
+                grad=self.row.manner == "gradient",
+                torch_calls=True,
+                fullgraph=False,
+                seed=0,
+                tol=tol,
+                backend=backend,
+            )
 
     def _count(self, warnings: Sequence[str]) -> None:
         found = Counter(self.outcome.torch_calls)
         found.update(fx2relax.stats()["fallback_ops"])
         self.outcome.torch_calls = dict(found)
-        for reason in [*torch._dynamo.utils.counters["graph_break"], *warnings]:
+        reasons = [*torch._dynamo.utils.counters["graph_break"], *warnings]
+        if not fx2relax.stats()["graphs"] and not reasons:
+            reasons = ["nothing was compiled"]
+        for reason in reasons:
             short = " ".join(reason.split())[:200]
             if short not in self.outcome.breaks:
                 self.outcome.breaks.append(short)
 
-    def _further(self, call: Call) -> bool:
+    def _further(self, call: Call, backend: str) -> bool:
         """Whether more differs than values, or these are over 4 times eager's from float64's."""
         grad = self.row.manner == "gradient"
         try:
-            self._compare([call], tol=1e30)
+            self._compare([call], backend, tol=1e30)
         except AssertionError:
             return True
         try:
@@ -164,7 +179,7 @@ class _Checked:
             eager = _results(self.run, _detached(call), grad)
             torch._dynamo.reset()
             ours = _results(
-                torch.compile(self.run, backend="relax"),
+                torch.compile(self.run, backend=backend),
                 _detached(call),
                 grad,
             )

@@ -28,6 +28,11 @@ def show(outcomes: Sequence[Outcome], console: Console | None = None) -> None:
             )
             for failure in outcome.failures[:2]:
                 console.print("    " + " ".join(failure.split())[:600], markup=False)
+        if outcome.upstream:
+            text = " ".join(outcome.upstream[0].split())[:300]
+            row = f"{outcome.op} {outcome.dtype} {outcome.manner}, {len(outcome.upstream)} samples"
+            console.print(f"PyTorch's own, as under aot_eager: {row}", style="dim", markup=False)
+            console.print("    " + text, style="dim", markup=False)
     _show_calls(outcomes, console)
     console.print(_counts(outcomes))
 
