@@ -11,12 +11,22 @@ from typing import Any
 import torch
 
 from .common import converts, op, shape, shape_expr, tirx
-from .linalg_eigen import EPSILON, SWEEPS, double, ranked, rotate_rows, tangent
+from .linalg_eigen import EPSILON, double, ranked, rotate_rows
 from .linalg_kernel import Matrix, lead, matrix_kernel, number, real, scratch, smaller
 from .opaque import T, local, loops, require, wide
 from .reductions import full
 
 aten = torch.ops.aten
+
+# Quadratic convergence needs some ten; infinities never converge.
+_SWEEPS = 30
+
+
+def _tangent(zeta: Any) -> Any:
+    """The smaller root of ``t**2 + 2 zeta t - 1``, for zeta in float64."""
+    one = number(1.0, "float64")
+    size = one / (tirx.abs(zeta) + tirx.sqrt(one + zeta * zeta))
+    return tirx.Select(zeta < number(0.0, "float64"), -size, size)
 
 
 def _larger(a: Any, b: Any) -> Any:
@@ -52,7 +62,7 @@ def _orthogonalise(w: Matrix, v: Matrix | None, rounding: Any) -> None:
     limit = number(EPSILON[kind] ** 2, "float64") * double(wide(w.columns))
     one, two = number(1.0, "float64"), number(2.0, "float64")
     turned[0], sweep[0] = wide(1), wide(0)
-    with T.While(tirx.all(turned[0] > wide(0), sweep[0] < wide(SWEEPS))):
+    with T.While(tirx.all(turned[0] > wide(0), sweep[0] < wide(_SWEEPS))):
         turned[0] = wide(0)
         sweep[0] = sweep[0] + 1
         with loops([size]) as (p,), loops([size - p - 1]) as (offset,):
@@ -67,7 +77,7 @@ def _orthogonalise(w: Matrix, v: Matrix | None, rounding: Any) -> None:
             cosine = sums[2] * sums[2] > limit * sums[0] * sums[1]
             with T.If(tirx.all(cosine, tirx.min(sums[0], sums[1]) > rounding)), T.Then():
                 turned[0] = wide(1)
-                turn[0] = tangent((sums[1] - sums[0]) / (two * sums[2]))
+                turn[0] = _tangent((sums[1] - sums[0]) / (two * sums[2]))
                 turn[1] = one / tirx.sqrt(one + turn[0] * turn[0])
                 c, s = tirx.Cast(kind, turn[1]), tirx.Cast(kind, turn[0] * turn[1])
                 rotate_rows(w, p, q, c, s, work)
