@@ -166,6 +166,7 @@ class _Compiler:
             specs,
             symbols=SymbolTable(_ranges(graph)),
             on_unsupported=self.options.on_unsupported,
+            library=self.options.library,
             output_strides=True,
         )
         lowered = pipeline.lower(
@@ -239,7 +240,7 @@ def _count_eager(graph: torch.fx.GraphModule, seconds: float) -> None:
 
 def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
     # An assertion computes nothing that Relax would.
-    calls = [call for call in imported.torch_calls.values() if call.val is not None]
+    calls = [c for c in imported.torch_calls.values() if c.val is not None and not c.library]
     fallback = Counter(call.op_name for call in calls)
     report.counters.add_graph(
         nodes=imported.nodes,

@@ -57,6 +57,7 @@ class Importer:
         symbols: SymbolTable | None = None,
         name: str = "main",
         on_unsupported: str = "torch",
+        library: str = "none",
         output_strides: bool = False,
         single: bool = False,
     ) -> None:
@@ -65,6 +66,7 @@ class Importer:
         self.symbols = symbols or SymbolTable()
         self.name = name
         self.on_unsupported = on_unsupported
+        self.library = library
         self.output_strides = output_strides
         self.single = single
         self.builder = BlockBuilder()
@@ -256,6 +258,9 @@ class Importer:
             except Unsupported as declined:
                 reason = str(declined)
         converter = lookup(target)
+        if self.library == "torch" and routes.library_decides(node, converter):
+            self.converted += 1
+            return self.calls.emit(node, library=True)
         if converter is not None and routes.plain_node(node):
             try:
                 result = accept(self, node, self._call(converter, node))

@@ -16,7 +16,7 @@ from fx2relax import decompositions, dtypes, kept
 from fx2relax.compat import op
 from fx2relax.errors import ImportFailure, source_line
 from fx2relax.params import concrete, dense_permutation, inverse, is_dense
-from fx2relax.registry import lookup
+from fx2relax.registry import Converter, lookup
 
 Node = torch.fx.Node
 
@@ -59,6 +59,25 @@ def has_route(node: Node) -> bool:
     if not plain_node(node):
         return False
     return lookup(target) is not None or _decomposition(target) is not None or constant(node)
+
+
+_aten = torch.ops.aten
+# Which of equal elements they name is up to eager's algorithm: the library's own is called.
+_UNSTABLE = {
+    _aten.sort.default,
+    _aten.topk.default,
+    _aten.kthvalue.default,
+    _aten.median.dim,
+    _aten.nanmedian.dim,
+    _aten.mode.default,
+}
+
+
+def library_decides(node: Node, converter: Converter | None) -> bool:
+    """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
+    if node.target not in _UNSTABLE or not plain_node(node):
+        return False
+    return converter is None or converter.source.startswith("fx2relax.converters")
 
 
 # More than this is better computed at each call than held.

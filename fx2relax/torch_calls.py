@@ -56,10 +56,12 @@ class TorchCall:
         name: the packed function's name, unique in the process.
         where: the user's source line.
         ordered: whether it must run, and in order; see `is_ordered`.
+        library: whether it is a call of the library that is wanted, as for products.
         error: what the operator raised when it was last run.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, library: bool = False) -> None:
+        self.library = library
         self.target = node.target
         self.op_name = target_name(node.target)
         self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{next(_ids)}"
@@ -124,9 +126,9 @@ class TorchCalls:
         """The values that must be computed though nothing uses them."""
         return [*self.held, *self.order[-1:]]
 
-    def emit(self, node: Node) -> Any:
+    def emit(self, node: Node, library: bool = False) -> Any:
         """Emit the call of one node; its value for the environment."""
-        call = TorchCall(node)
+        call = TorchCall(node, library)
         self.made[call.name] = call
         operands: list[Any] = []
         for value in flat_arguments(node):

@@ -188,3 +188,23 @@ def test_gradients():
         )
 
     assert_matches_eager(fn, seeded(4, 5), grad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bfloat16])
+def test_the_same_of_equal_elements_as_eager(dtype):
+    x = torch.randint(0, 5, (3, 2000)).to(dtype)
+    assert_matches_eager(
+        lambda x: (x.sort(1), x.argsort(-1), x.topk(7), x.kthvalue(3), x.median(1), x.mode(1)), x
+    )
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_the_library_is_not_needed(dtype):
+    x = torch.stack([torch.randperm(40), torch.randperm(40) + 3]).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 3], x[1, 5], x[1, 6] = NAN, INF, -INF
+    assert_matches_eager(
+        lambda x: (x.sort(1), x.sort(0, descending=True), x.topk(3), x.kthvalue(2), x.median(1)),
+        x,
+        options={"library": "none"},
+    )
