@@ -8,16 +8,13 @@ from typing import Any
 import torch
 
 from .common import (
-    Unsupported,
     cast,
     converts,
     dtype,
     emit,
     op,
     product,
-    relax,
     reshape,
-    scalar,
     shape,
     shape_expr,
     te,
@@ -26,6 +23,7 @@ from .common import (
     topi,
 )
 from .extremes import te_reducer
+from .opaque import T, is_large, loops, opaque, wide
 from .reductions import full
 
 aten = torch.ops.aten
@@ -139,38 +137,48 @@ def cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Any:
     return reshape(found, sizes)
 
 
-def _pairs(x: Any) -> int:
-    rows = shape(x)[0]
-    if not isinstance(rows, int):
-        raise Unsupported("a symbolic number of rows")
-    return rows
+def _place(row: Any, other: Any, rows: Any) -> Any:
+    """Where the pair of a row and a later one stands among all pairs."""
+    return row * rows - row * (row + 1) // 2 + other - row - 1
 
 
 @converts(aten._pdist_forward.default)
 def pdist(self: Any, p: float = 2.0) -> Any:
     """The distances of the pairs of rows (i, j), i < j."""
-    rows = _pairs(self)
-    if rows < 2:
-        return full([0], 0, dtype(self))
-    whole = reshape(cdist(self, self, p, None), [rows * rows])
-    i, j = torch.triu_indices(rows, rows, 1)
-    return op.take(whole, relax.const((i * rows + j).numpy(), "int64"), axis=0, mode="clip")
+    rows, kind = shape(self)[0], dtype(self)
+    if isinstance(rows, int) and rows < 2:
+        return full([0], 0, kind)
+    count = rows * (rows - 1) // 2
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        n = wide(numbers[0])
+        with loops([n], parallel=0 if is_large(count) else None) as (i,), T.serial(i + 1, n) as j:
+            outs[0][_place(i, j, n)] = ins[0][i * n + j]
+
+    whole = cdist(self, self, p, None)
+    found = opaque("pdist", body, [whole], lambda n: [(n[0] * (n[0] - 1) // 2, kind)], [rows])
+    return reshape(found, [count])
 
 
 @converts(aten._pdist_backward.default)
 def pdist_backward(grad: Any, self: Any, p: float, pdist: Any) -> Any:
     """Gradient of the rows."""
-    rows = _pairs(self)
-    if rows < 2 or p == 0:
+    rows = shape(self)[0]
+    if p == 0 or (isinstance(rows, int) and rows < 2):
         return full(shape(self), 0, dtype(self))
-    i, j = torch.triu_indices(rows, rows, 1)
-    place = torch.zeros(rows, rows, dtype=torch.int64)
-    place[i, j] = place[j, i] = torch.arange(len(i))
-    where = relax.const(place.flatten().numpy(), "int64")
-    off_diagonal = relax.const((~torch.eye(rows, dtype=torch.bool)).numpy(), "bool")
 
     def square(values: Any) -> Any:
-        spread = reshape(op.take(values, where, axis=0, mode="clip"), [rows, rows])
-        return emit(op.where(off_diagonal, spread, scalar(0, dtype(values))))
+        """The pairs as a symmetric matrix, with zeros for pairs of one row."""
+
+        def element(pairs: Any, i: Any, j: Any) -> Any:
+            low, high = tirx.min(i, j), tirx.max(i, j)
+            pair = pairs(_place(low, high, wide(rows)))
+            return tirx.if_then_else(i.equal(j), tirx.const(0, pairs.dtype), pair)
+
+        def kernel(pairs: Any) -> Any:
+            sizes = (wide(rows), wide(rows))
+            return te.compute(sizes, lambda i, j: element(pairs, i, j), name="pairs")
+
+        return emit(te_call(kernel, values, primfunc_name_hint="pairs"))
 
     return cdist_backward(square(grad), self, self, p, square(cast(pdist, dtype(self))))

@@ -11,7 +11,7 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fx2relax.casting import last
-from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, topi
+from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
 from fx2relax.params import concrete, dense_permutation, is_dense
 from fx2relax.routes import is_plain
 
@@ -22,8 +22,9 @@ class OutputSpec:
 
     Attributes:
         kind: ``"result"`` (what the Relax function returns at `index`), ``"size"`` (the same, as
-            an int), ``"view"`` (a view of the result at `index`), ``"input"`` (the caller's own
-            argument at `index`), ``"input_view"`` (a view of it) or ``"value"`` (`value`).
+            an int), ``"truth"`` (as a bool), ``"view"`` (a view of the result at `index`),
+            ``"input"`` (the caller's own argument at `index`), ``"input_view"`` (a view of it) or
+            ``"value"`` (`value`).
         permutation: the axes in memory order; the result is the compact view of the output.
         expanded: where the sizes of an output stand among the results, if some of its axes have
             stride 0; the result has size 1 there.
@@ -126,8 +127,10 @@ class _Arranger:
         if not isinstance(bound, Expr):
             return OutputSpec("value", value=bound)
         if is_prim_expr(bound):
-            self._given([bound])
-            return OutputSpec("size", index)
+            truth = str(bound.ty.dtype) == "bool"
+            size = tirx.Cast("int64", bound) if truth else bound
+            self.results.append(self.importer.builder.emit(shape_expr([size])))
+            return OutputSpec("truth" if truth else "size", index)
         if id(bound) in self.inputs and self.importer.output_strides:
             bound = _copy(bound)
         self.results.append(bound)

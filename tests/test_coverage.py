@@ -24,12 +24,6 @@ pinned = pytest.mark.skipif(
 )
 aten = torch.ops.aten
 
-# Name -> what of it cannot be imported, or is not compiled.
-FAULTS = {
-    "aten._local_scalar_dense.default": "bool",
-    "aten._pdist_forward.default": "dynamic shapes",
-}
-
 
 @pytest.fixture(scope="module")
 def rows():
@@ -68,7 +62,7 @@ def test_only_random_generators_fft_and_complex_numbers_run_in_pytorch(rows):
 
 def test_every_call_can_be_imported(rows):
     failed = {row.name: what for row in rows.values() for what in row.errors if what != "complex64"}
-    assert failed.items() <= FAULTS.items(), failed
+    assert not failed
 
 
 def test_real_dtypes_are_compiled(rows):
@@ -78,13 +72,12 @@ def test_real_dtypes_are_compiled(rows):
         for dtype, good in row.dtypes.items()
         if not good and dtype != "complex64" and not row.reason
     }
-    assert missing.items() <= FAULTS.items(), missing
+    assert not missing
 
 
 def test_symbolic_sizes_and_gradients_are_compiled(rows):
     compiled = [row for row in rows.values() if not row.reason]
-    fixed = {r.name: "dynamic shapes" for r in compiled if r.dynamic not in ("yes", "-")}
-    assert fixed.items() <= FAULTS.items(), fixed
+    assert [r.name for r in compiled if r.dynamic not in ("yes", "-")] == []
     assert [r.name for r in compiled if r.gradient not in ("yes", "-")] == []
 
 

@@ -125,3 +125,8 @@ def test_distinct_elements_with_nan_and_signed_zeros() -> None:
     assert_matches_eager(_distinct, torch.tensor([3.0, NAN, 1.0, 1.0, NAN, NAN, -0.0, 0.0]))
     assert_matches_eager(_distinct, torch.tensor(2.0))
     assert_matches_eager(_distinct, torch.tensor([3, 1, 3]), dynamic=True)
+
+
+def test_a_truth_that_is_returned_is_a_bool():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert_matches_eager(lambda x: (x.any().item(), x.sum().item()), torch.tensor([0, 1, 2]))

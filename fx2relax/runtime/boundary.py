@@ -98,6 +98,8 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
         if spec.expanded is not None:
             tensor = tensor.expand(tuple(results[spec.expanded]))
         return tensor
+    if spec.kind == "truth":
+        return bool(results[spec.index][0])
     if spec.kind == "size":
         return int(results[spec.index][0])
     if spec.kind == "input":
