@@ -197,18 +197,22 @@ def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
 
     def before(ins: Any) -> None:
         many, size, _ = ins[0].shape
+        bad = local("int64")
+        bad[0] = wide(0)
         with loops([many, size, size]) as (index, i, j):
             a = Matrix(ins[0], index) if lower else Matrix(ins[0], index).mT
             finite = tirx.abs(a[i, j]) <= tirx.max_value(kind)
-            # LAPACK has a formula of its own for two by two, which gives NaN.
-            require(tirx.Or(finite, tirx.Or(i < j, wide(size) < wide(3))), _FAILED, "LinAlgError")
+            # No negation: TVM makes of it a comparison the other way, which NaN fails as well.
+            bad[0] += tirx.Select(finite, wide(0), tirx.Cast("int64", i >= j))
+        # LAPACK has a formula of its own for two by two, which gives NaN.
+        require(tirx.Or(bad[0].equal(wide(0)), wide(size) < wide(3)), _FAILED, "LinAlgError")
 
     def body(index: Any, ins: Any, outs: Any) -> None:
         a = Matrix(ins[0], index)
         a = a if lower else a.mT
         s = scratch(a.rows, a.rows, kind)
         order = scratch(1, a.rows, "int64")
-        s.fill(lambda i, j: tirx.if_then_else(i >= j, a[i, j], a[j, i]))
+        s.fill(lambda i, j: tirx.Select(i >= j, a[i, j], a[j, i]))
         v = None
         if compute_v:
             v = scratch(a.rows, a.rows, kind)

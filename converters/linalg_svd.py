@@ -177,8 +177,11 @@ def linalg_svd(
         return [([rows, left], kind), ([short], kind), ([right, columns], kind)]
 
     def before(ins: Any) -> None:
+        bad = local("int64")
+        bad[0] = wide(0)
         with loops([*ins[0].shape]) as at:
-            require(tirx.Not(tirx.isnan(ins[0][tuple(at)])), _NOT_FINITE, "LinAlgError")
+            bad[0] += tirx.Cast("int64", tirx.isnan(ins[0][tuple(at)]))
+        require(bad[0].equal(wide(0)), _NOT_FINITE, "LinAlgError")
 
     def body(index: Any, ins: Any, outs: Any) -> None:
         a = Matrix(ins[0], index)

@@ -167,3 +167,16 @@ def test_kernels_are_named():
     names = [v.name_hint for v in mod.get_global_vars()]
     assert {"lu_factor", "lu_solve", "check_errors"} <= set(names)
     assert isinstance(mod["lu_factor"], tvm.tirx.PrimFunc)
+
+
+@pytest.mark.parametrize("function", [linalg.eigh, linalg.svd, linalg.inv])
+def test_larger_matrices_are_compiled_as_fast(function):
+    """What checks every element must not be unrolled or analysed for each of them."""
+    x = seeded(200, 200, dtype=torch.float64)
+    torch._dynamo.reset()
+    for ours, eager in zip(
+        pytree.tree_leaves(torch.compile(function, backend="relax", options=NONE)(x)),
+        pytree.tree_leaves(function(x)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.abs(), eager.abs(), rtol=1e-6, atol=1e-8)
