@@ -171,6 +171,13 @@ def test_a_tensor_returned_twice_is_one_tensor() -> None:
     first, second = torch.compile(written, backend="relax")(torch.randn(3))
     assert first is second
 
+    def windows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.clone()
+        return y.as_strided_((2, 2), (1, 1)), y
+
+    first, second = torch.compile(windows, backend="relax")(torch.randn(3))
+    assert first is second
+
 
 @pytest.mark.parametrize("draw", ["geometric_", "log_normal_", "cauchy_", "exponential_"])
 def test_draws_in_place_are_those_of_eager(draw: str) -> None:

@@ -66,7 +66,11 @@ class Program:
             self._shared = shared  # an empty result has no memory to compare
         for index in shared:
             results[index] = results[index].clone()
-        return [boundary.output(s, results, arguments) for s in self.imported.outputs]
+        made: dict[int, Any] = {}  # what the graph returns twice is one tensor
+        for spec in self.imported.outputs:
+            if id(spec) not in made:
+                made[id(spec)] = boundary.output(spec, results, arguments)
+        return [made[id(spec)] for spec in self.imported.outputs]
 
     def _raised(self) -> Exception | None:
         """What an operator that runs in PyTorch raised, forgotten at once."""
