@@ -81,7 +81,8 @@ class _Arranger:
         for item in self.items:
             spec = known.get(item) if isinstance(item, torch.fx.Node) else None
             specs.append(self._spec(item) if spec is None else spec)
-            if isinstance(item, torch.fx.Node):
+            # Whoever calls the Relax function alone sees every output.
+            if isinstance(item, torch.fx.Node) and self.importer.output_strides:
                 known[item] = specs[-1]
         effects = self.importer.calls.effects()
         if self.importer.output_strides or not self.results:

@@ -276,3 +276,14 @@ def test_inputs_and_weights_among_the_outputs():
     mod = fx2relax.from_fx(fx.symbolic_trace(Returns()), [x])
     for actual, expected in zip(run(mod, x), Returns()(x), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+def test_a_tensor_that_is_returned_twice_is_two_results():
+    def twice(x):
+        y = x.clone()
+        return y.add_(1), y
+
+    x = torch.rand(3)
+    first, second = run(fx2relax.from_fx(fx.symbolic_trace(twice), [x]), x)
+    torch.testing.assert_close(first, x + 1)
+    torch.testing.assert_close(second, x + 1)
