@@ -24,6 +24,7 @@ from fx2relax.compat import (
     op,
     relax,
 )
+from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
     ImportFailure,
@@ -60,6 +61,7 @@ class Importer:
         library: str = "none",
         output_strides: bool = False,
         single: bool = False,
+        builder: BlockBuilder | None = None,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = list(inputs)
@@ -69,11 +71,13 @@ class Importer:
         self.library = library
         self.output_strides = output_strides
         self.single = single
-        self.builder = BlockBuilder()
+        self.nested = builder is not None
+        self.builder = builder or BlockBuilder()
         self.scalars = Scalars(self.symbols, self.builder)
         self.env: dict[Node, Any] = {}
         self.declined: list[tuple[Node, str]] = []
         self.calls = TorchCalls(self)
+        self.choices = Choices(self, self._branch)
         self.nodes = 0
         self.converted = 0
 
@@ -82,15 +86,17 @@ class Importer:
         nodes = list(self.graph_module.graph.nodes)
         self._refuse_missing(nodes)
         self._lift_constants(nodes)
+        self.choices.prepare(nodes)
         params, num_input = in_relax_order(self.inputs)
-        variables = {id(spec): self._param(spec) for spec in params}
+        variables = {id(spec): self.param(spec) for spec in params}
         arguments = [variables[id(spec)] for spec in params]
         solved = self._unbound_symbols(params)
         if solved:
             sizes = Var("sizes", ShapeType([self.symbols.var(s) for s in solved]))
             arguments.insert(num_input, sizes)
         count = num_input + bool(solved)
-        with self.builder.function(self.name, arguments, attrs={"num_input": count}):
+        attrs = None if self.nested else {"num_input": count}
+        with self.builder.function(self.name, arguments, attrs=attrs, private=self.nested):
             with self.builder.dataflow():
                 self._bind_inputs(nodes, variables)
                 for node in nodes:
@@ -101,7 +107,7 @@ class Importer:
                 whole = results[0] if self.single else relax.Tuple(results)
                 result = self.builder.emit_output(whole)
             self.builder.emit_func_output(result)
-        if self.declined and self.on_unsupported == "raise":
+        if self.declined and self.on_unsupported == "raise" and not self.nested:
             raise UnsupportedOpError(missing_ops(self.declined))
         return Imported(
             mod=self.builder.get(),
@@ -141,6 +147,9 @@ class Importer:
             if not isinstance(value, torch.Tensor) or not dtypes.has_tvm(value.dtype):
                 self.attributes[node] = value
                 continue
+            if self.nested:
+                self.attributes[node] = relax.const(from_torch(value))
+                continue
             if id(value) not in known:
                 name = str(node.target).lstrip("_")
                 spec = InputSpec(name, "constant", value, value=value, position=-1)
@@ -148,8 +157,23 @@ class Importer:
                 self.inputs.append(spec)
             self.attributes[node] = known[id(value)]
 
-    def _param(self, spec: InputSpec) -> Any:
-        name = self.builder.get_unique_name(spec.name) if spec.kind == "user" else spec.name
+    def _branch(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[InputSpec], name: str
+    ) -> Importer:
+        return Importer(
+            graph,
+            inputs,
+            symbols=SymbolTable(self.symbols.ranges),
+            name=name,
+            on_unsupported=self.on_unsupported,
+            library=self.library,
+            builder=self.builder,
+        )
+
+    def param(self, spec: InputSpec) -> Any:
+        """A Relax variable for an input of the graph."""
+        unique = spec.kind == "user" and not self.nested
+        name = self.builder.get_unique_name(spec.name) if unique else spec.name
         spec.relax_name = name
         if not isinstance(spec.val, torch.Tensor):
             if isinstance(spec.val, torch.SymInt):
@@ -247,6 +271,9 @@ class Importer:
     def _convert(self, node: Node) -> Any:
         target = node.target
         reason = ""
+        if node in self.choices.made:
+            self.converted += 1
+            return accept(self, node, self.choices.emit(node))
         if target is kept.kept_call:
             call = kept.kept(node.args[0])  # type: ignore[arg-type]
             args, kwargs = call.bind([self._argument(a) for a in node.args[1:]])

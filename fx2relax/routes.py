@@ -51,7 +51,7 @@ def is_leaf(value: Any) -> bool:
 def has_route(node: Node) -> bool:
     """Whether a node can be converted without a call into PyTorch."""
     target = node.target
-    if target is operator.getitem or target is kept.kept_call:
+    if target in (operator.getitem, kept.kept_call, torch.ops.higher_order.cond):
         return True
     val = node.meta.get("val")
     if isinstance(val, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool)):

@@ -14,7 +14,17 @@ LAYERS = [
     [{"backend"}, {"frontend"}, {"coverage", "coverage_report", "core_calls"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}],
     [
-        {"accept", "imported", "outputs", "torch_calls", "routes", "kept", "params", "scalars"},
+        {
+            "accept",
+            "control_flow",
+            "imported",
+            "outputs",
+            "torch_calls",
+            "routes",
+            "kept",
+            "params",
+            "scalars",
+        },
         {"effects"},
     ],
     [{"converters"}],
