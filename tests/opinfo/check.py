@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from both_sides import Heard, values
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
@@ -91,8 +92,8 @@ class _Checked:
         self.row, self.outcome = row, outcome
         op = OPS[row.op]
         target = op.inplace_variant if row.manner == "inplace" else op.get_op()
-        values = row.op not in UNSPECIFIED
-        self.run = _function(target, row.manner == "inplace", values)
+        specified = row.op not in UNSPECIFIED
+        self.run = _function(target, row.manner == "inplace", specified)
 
     def runs_in_eager(self, call: Call) -> bool:
         """Whether PyTorch itself takes a sample."""
@@ -121,7 +122,7 @@ class _Checked:
     def _differs(self, calls: Sequence[Call], backend: str = "relax") -> str | None:
         fx2relax.reset_stats()
         torch._dynamo.utils.counters.clear()
-        heard = _Heard()
+        heard = Heard()
         logging.getLogger("fx2relax").addHandler(heard)
         error: str | None = None
         try:
@@ -190,7 +191,7 @@ class _Checked:
         return any(is_further(o, e, x) for o, e, x in zip(ours, eager, exact, strict=True))
 
 
-def _function(target: Callable[..., Any], inplace: bool, values: bool) -> Callable[..., Any]:
+def _function(target: Callable[..., Any], inplace: bool, specified: bool) -> Callable[..., Any]:
     def run(calls: list[Call]) -> list[Any]:
         results = []
         for first, args, kwargs in calls:
@@ -203,7 +204,7 @@ def _function(target: Callable[..., Any], inplace: bool, values: bool) -> Callab
     def shapes(calls: list[Call]) -> list[Any]:
         return [pytree.tree_map_only(torch.Tensor, torch.zeros_like, r) for r in run(calls)]
 
-    return run if values else shapes
+    return run if specified else shapes
 
 
 def _wide(call: Call) -> Call:
@@ -227,30 +228,8 @@ def _detached(call: Call) -> Call:
 
 def _results(run: Callable[..., Any], call: Call, grad: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    found = [t for t in pytree.tree_leaves(run([call])) if isinstance(t, torch.Tensor)]
-    if not grad:
-        return [t.detach() for t in found]
-    roots = [t for t in found if t.requires_grad]
-    generator = torch.Generator().manual_seed(0)
-    grads = [
-        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in roots
-    ]
-    torch.autograd.backward(roots, grads)
-    leaves = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
-    slopes = [t.grad for t in leaves if t.grad is not None]
-    return [*(t.detach() for t in found), *slopes]
-
-
-class _Heard(logging.Handler):
-    """The warnings of a compile: each says what fell back, and why."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one warning."""
-        self.texts.append(" ".join(record.getMessage().split())[:600])
+    outputs, slopes = values(run([call]), call, grad)
+    return [*outputs, *slopes]
 
 
 def describe(call: Call) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+from both_sides import Heard, values
 
 import fx2relax
 from fx2relax.testing import assert_matches_eager, assert_same_call, is_further
@@ -59,7 +59,7 @@ _SAME = 40
 def _check(program: Program, dynamic: bool, backend: str) -> Verdict:
     verdict = Verdict(program.seed)
     fx2relax.reset_stats()
-    heard = _Heard()
+    heard = Heard()
     loggers = [logging.getLogger(n) for n in ("fx2relax", "torch._dynamo.guards")]
     for logger in loggers:
         logger.addHandler(heard)
@@ -141,26 +141,5 @@ def _further(
 
 
 def _results(program: Program, fn: Any, arguments: list[torch.Tensor]) -> list[torch.Tensor]:
-    outputs = pytree.tree_leaves(fn(*arguments))
-    found = [t for t in outputs if isinstance(t, torch.Tensor)]
-    roots = [t for t in found if t.requires_grad] if program.grad else []
-    generator = torch.Generator().manual_seed(0)
-    grads = [
-        torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in roots
-    ]
-    if roots:
-        torch.autograd.backward(roots, grads)
-    slopes = [t.grad for t in arguments if t.grad is not None]
-    return [t.detach() for t in (*found, *arguments)] + slopes
-
-
-class _Heard(logging.Handler):
-    """Warnings of ours: each says what fell back, and why."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one warning."""
-        self.texts.append(" ".join(record.getMessage().split())[:600])
+    outputs, slopes = values(fn(*arguments), arguments, program.grad)
+    return [*outputs, *(t.detach() for t in arguments), *slopes]
