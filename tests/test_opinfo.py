@@ -9,7 +9,7 @@ from opinfo.check import run
 from opinfo.known import expected
 from opinfo.rows import Row, rows
 
-_SLICE = random.Random(2026).sample(list(rows()), 40)
+_SLICE = random.Random(2026).sample(list(rows()), 24)
 
 
 @pytest.mark.parametrize("row", _SLICE, ids=str)
