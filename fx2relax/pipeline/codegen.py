@@ -79,6 +79,7 @@ def _host_passes() -> Any:
                 plain.RemoveNoOp(),
                 plain.FP8ComputeLegalize(),
                 _divisions,
+                _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),
                 plain.SplitHostDevice(),

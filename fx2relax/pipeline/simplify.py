@@ -47,7 +47,11 @@ def flatten() -> list[Any]:
     Its map of iterators splits ``(2 - i) % 16`` into ``i % -16 * -1``: the start is lost.
     """
     return hidden_from(
-        [tirx.transform.FlattenBuffer()], "backwards", _DIVISIONS, lambda node: _falls(node.a)
+        [tirx.transform.FlattenBuffer()],
+        "backwards",
+        _DIVISIONS,
+        # By a size that is not known it splits nothing, and what it simplifies there is needed.
+        lambda node: isinstance(node.b, tirx.IntImm) and _falls(node.a),
     )
 
 
