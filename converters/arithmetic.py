@@ -13,6 +13,7 @@ from .common import (
     Expr,
     Promotion,
     cast,
+    compute_dtype,
     const,
     converts,
     dtype,
@@ -206,7 +207,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     kind = dtype(a)
     if not is_float(a) and is_float(b):
         return cast(op.add(op.multiply(a, cast(b, kind)), c), dtype(b))
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
     a, b, c = (cast(x, wider) for x in (a, b, c))
     return cast(op.add(op.multiply(a, b), c), kind)
 

@@ -28,6 +28,7 @@ __all__ = [
     "Promotion",
     "Unsupported",
     "cast",
+    "compute_dtype",
     "const",
     "converts",
     "dtype",
@@ -90,6 +91,11 @@ def ndim(x: Any) -> int:
 def dtype(x: Any) -> str:
     """The dtype of a Relax tensor."""
     return dtype_of(emit(x))
+
+
+def compute_dtype(kind: str) -> str:
+    """What sums and products of a dtype are computed in: half precision in float32."""
+    return "float32" if kind in ("float16", "bfloat16") else kind
 
 
 def is_float(x: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .common import converts, dtype, product, relax, reshape, shape, tirx
+from .common import compute_dtype, converts, dtype, product, relax, reshape, shape, tirx
 from .indices import checked, offset, take_along
 from .opaque import T, fill, is_large, local, loops, opaque, wide
 
@@ -86,7 +86,7 @@ def embedding_dense_backward(
 def embedding_renorm(self: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
     """The table with each indexed row that is longer than `max_norm` shortened to that."""
     kind = dtype(self)
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
     rows, width = shape(self)
     message = "index out of range in self"
     index = checked([indices], [rows], wrap=False, message=message)

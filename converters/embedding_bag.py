@@ -8,6 +8,7 @@ import torch
 
 from .common import (
     cast,
+    compute_dtype,
     converts,
     dtype,
     emit,
@@ -52,7 +53,7 @@ def bags(
     message = "embedding_bag: expected an index within the table"
     row_at = checked([indices], [rows], wrap=False, message=message, kind="RuntimeError")
     kind = dtype(weight)
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
     parallel = 0 if is_large(count * width) else None
 
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 from .common import (
     Unsupported,
     cast,
+    compute_dtype,
     converts,
     dtype,
     product,
@@ -200,7 +201,7 @@ def embedding_bag_per_sample_weights_backward(
 ) -> Any:
     """For each sample the product of its row and its bag's gradient; 0 for padding."""
     kind = dtype(grad)
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
 
     def kernel(g: Any, table: Any, index: Any, owner: Any) -> Any:
         d = te.reduce_axis((0, g.shape[1]), name="d")

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from .common import Unsupported, cast, converts, dtype, emit, relax, reshape, shape, tirx
+from .common import (
+    Unsupported,
+    cast,
+    compute_dtype,
+    converts,
+    dtype,
+    emit,
+    relax,
+    reshape,
+    shape,
+    tirx,
+)
 from .opaque import T, fill, is_large, local, loops, opaque, wide
 
 aten = torch.ops.aten
@@ -190,10 +201,6 @@ def _far_slope(x: Any) -> Any:
     return (a * x - b) * x + c
 
 
-def _wide_kind(kind: str) -> str:
-    return "float32" if kind in ("float16", "bfloat16") else kind
-
-
 def _counts(x: Any, grid: Any) -> tuple[list[Any], Any]:
     """Batch, channels and positions of the grid; then the image's own sizes."""
     batch, channels, *space = shape(x)
@@ -215,7 +222,7 @@ def grid_sampler(
     if interpolation_mode == _CUBIC and len(shape(grid)) == 5:
         raise Unsupported("bicubic sampling of volumes")
     own = dtype(input)
-    kind = _wide_kind(own)
+    kind = compute_dtype(own)
     numbers, _ = _counts(input, grid)
 
     def body(ins: Any, outs: Any, given: list[Any]) -> None:
@@ -255,7 +262,7 @@ def grid_sampler_backward(
 ) -> tuple[Any, Any]:
     """Gradients of the image, which each position spreads over its sources, and of the grid."""
     own = dtype(input)
-    kind = _wide_kind(own)
+    kind = compute_dtype(own)
     numbers, _ = _counts(input, grid)
 
     def body(ins: Any, outs: Any, given: list[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .common import converts, dtype, is_float, ndim, op, shape, te, te_call, tirx
+from .common import compute_dtype, converts, dtype, is_float, ndim, op, shape, te, te_call, tirx
 from .opaque import wide
 
 aten = torch.ops.aten
@@ -133,7 +133,7 @@ def _nearest_terms(i: Any, size: Any, before: Any, k: Any) -> tuple[Any, Any]:
 def _gathered(name: str, terms: Terms, grad: Any, axis: int, size: Any, before: Any, n: Any) -> Any:
     """The gradient along one axis: for each element the sum over the places that show it."""
     kind = dtype(grad)
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
     full = shape(grad)
     full[axis] = size
 

@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 
-from .common import converts, dtype, emit, ndim, op, shape, te, tirx
+from .common import compute_dtype, converts, dtype, emit, ndim, op, shape, te, tirx
 from .windows import Adaptive, Window, on_windows, sliding
 
 aten = torch.ops.aten
-
-
-def _sum_dtype(dtype_: str) -> str:
-    return "float32" if dtype_ in ("float16", "bfloat16") else dtype_
 
 
 def _taps(windows: Sequence[Window]) -> list[Any]:
@@ -112,7 +108,7 @@ def _max_with_indices(x: Any, windows: Sequence[Window]) -> tuple[Any, Any]:
 def _te_max_backward(grad: Any, indices: Any, windows: Sequence[Window]) -> Any:
     """Each input collects the gradients of the windows whose largest element it is."""
     lead = len(grad.shape) - len(windows)
-    total = _sum_dtype(str(grad.dtype))
+    total = compute_dtype(str(grad.dtype))
     zero = tirx.const(0, total)
     covers = [te.reduce_axis((0, w.covers), f"cover{i}") for i, w in enumerate(windows)]
 
@@ -224,7 +220,7 @@ def _te_mean(
     x: Any, windows: Sequence[Window], padded: bool = True, override: int | None = None
 ) -> Any:
     lead = len(x.shape) - len(windows)
-    total = _sum_dtype(str(x.dtype))
+    total = compute_dtype(str(x.dtype))
     taps = _taps(windows)
 
     def element(*index: Any) -> Any:
@@ -248,7 +244,7 @@ def _te_mean_backward(
 ) -> Any:
     """Each input collects its share of every window that holds it."""
     lead = len(grad.shape) - len(windows)
-    total = _sum_dtype(str(grad.dtype))
+    total = compute_dtype(str(grad.dtype))
     covers = [te.reduce_axis((0, w.covers), f"cover{i}") for i, w in enumerate(windows)]
 
     def element(*index: Any) -> Any:

@@ -11,6 +11,7 @@ from fx2relax.recurrent import recurrence
 
 from .common import (
     Unsupported,
+    compute_dtype,
     converts,
     dtype,
     emit,
@@ -24,7 +25,6 @@ from .common import (
 from .opaque import T, loops, opaque
 from .recurrent_kernels import (
     Steps,
-    compute_dtype,
     lanes,
     packed,
     packing_of,

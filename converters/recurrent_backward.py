@@ -7,11 +7,10 @@ from typing import Any
 
 from fx2relax.recurrent import recurrence_backward
 
-from .common import converts, dtype, emit, product, relax, reshape, shape, tirx
+from .common import compute_dtype, converts, dtype, emit, product, relax, reshape, shape, tirx
 from .opaque import T, loops, opaque
 from .recurrent_kernels import (
     Steps,
-    compute_dtype,
     lanes,
     packed,
     packing_of,

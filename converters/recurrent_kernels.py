@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .common import Unsupported, dtype, op, shape, te, te_call, tirx
+from .common import Unsupported, compute_dtype, dtype, op, shape, te, te_call, tirx
 from .opaque import T, local, loops, require, wide
 
 # The loop mark that the pipeline turns into vector code with a scalar tail.
@@ -13,11 +13,6 @@ _VECTOR = {"fx2relax.vector": 1}
 # A weight of more bytes does not stay in a core's cache from one time step to the next.
 _CACHED = 1 << 20
 _ROWS = 4
-
-
-def compute_dtype(kind: str) -> str:
-    """What a layer of this dtype computes in."""
-    return "float32" if kind in ("float16", "bfloat16") else kind
 
 
 def lanes(kind: str) -> int:

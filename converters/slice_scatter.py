@@ -10,6 +10,7 @@ import torch
 from fx2relax.bounds import equal, position
 
 from .common import (
+    compute_dtype,
     converts,
     dtype,
     emit,
@@ -200,7 +201,7 @@ def unfold_backward(
         return reshape(grad_in, [])
     axis = normalize_axis(dim, rank)
     kind = dtype(grad_in)
-    wider = "float32" if kind in ("float16", "bfloat16") else kind
+    wider = compute_dtype(kind)
 
     def kernel(grad: Any, full: Any) -> Any:
         windows = grad.shape[axis]

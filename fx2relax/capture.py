@@ -29,6 +29,7 @@ from fx2relax.errors import Fx2RelaxError, ImportFailure, source_line
 from fx2relax.graph_tidy import copy_graph, number_constants, tidy
 from fx2relax.kept import keep_whole, keep_within
 from fx2relax.module_view import functional_call
+from fx2relax.params import InputSpec
 from fx2relax.registry import Converter
 from fx2relax.shapes import SymbolTable
 from fx2relax.whole import whole_operators
@@ -87,6 +88,13 @@ class Captured:
     def graph(self) -> fx.Graph:
         """The graph."""
         return self.gm.graph
+
+    def specs(self) -> list[InputSpec]:
+        """The inputs as the importer takes them."""
+        return [
+            InputSpec(i.name, i.kind, i.val, i.value, i.mutated, position=position)
+            for position, i in enumerate(self.inputs)
+        ]
 
     @property
     def num_outputs(self) -> int:

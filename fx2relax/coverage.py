@@ -202,11 +202,7 @@ class _Measurement:
         graph, inputs = _graph(self.target, self.call, dtype, symbolic)
         try:
             captured = capture(graph, inputs, decompositions=self.table)
-            specs = [
-                InputSpec(i.name, i.kind, i.val, i.value, i.mutated, position=position)
-                for position, i in enumerate(captured.inputs)
-            ]
-            return import_graph(captured.gm, specs, symbols=captured.symbols)
+            return import_graph(captured.gm, captured.specs(), symbols=captured.symbols)
         except Exception as error:
             self.row.errors[what] = f"{type(error).__name__}: {error}"
             return None

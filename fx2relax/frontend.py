@@ -15,7 +15,6 @@ from fx2relax.capture import Captured, capture
 from fx2relax.compat import IRModule, from_torch, relax
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
-from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 
 Converters = Mapping[Any, Callable[..., Any]]
@@ -77,10 +76,7 @@ def from_fx(
         )
         imported = import_graph(
             captured.gm,
-            [
-                InputSpec(i.name, i.kind, i.val, i.value, i.mutated, position=position)
-                for position, i in enumerate(captured.inputs)
-            ],
+            captured.specs(),
             symbols=captured.symbols,
             on_unsupported=on_unsupported,
             single=_single(captured, unwrap_unit_return_tuple),

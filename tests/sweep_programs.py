@@ -14,7 +14,6 @@ import click
 from programs.check import Verdict, check
 from programs.generate import generate
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from workers import each
 
 
@@ -48,20 +47,16 @@ def main(
         _show([verdict], console)
         raise SystemExit(1 if verdict.error else 0)
     verdicts: list[Verdict] = []
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("programs", total=count)
 
-        def done(verdict: Verdict) -> None:
-            verdicts.append(verdict)
-            bar.advance(task)
-            if verdict.error:
-                whose = " (PyTorch's own: aot_eager differs too)" if verdict.upstream else ""
-                text = " ".join(verdict.error.split())[:400]
-                console.print(f"seed {verdict.seed}{whose}: {text}")
+    def done(verdict: Verdict) -> None:
+        verdicts.append(verdict)
+        if verdict.error:
+            whose = " (PyTorch's own: aot_eager differs too)" if verdict.upstream else ""
+            text = " ".join(verdict.error.split())[:400]
+            console.print(f"seed {verdict.seed}{whose}: {text}")
 
-        pieces = [(s, length, dynamic) for s in range(first, first + count)]
-        each(one, pieces, _failed, done, workers=workers, seconds=seconds)
+    pieces = [(s, length, dynamic) for s in range(first, first + count)]
+    each(one, pieces, _failed, done, title="programs", workers=workers, seconds=seconds)
     _show(verdicts, console)
     raise SystemExit(1 if any(v.error and not v.upstream for v in verdicts) else 0)
 

@@ -25,7 +25,10 @@ CASES = {
     ),
     "uninitialised": lambda x: (
         [torch.empty(2, 3).zero_() + 1, torch.empty_like(x).fill_(2), x.new_empty(4).fill_(1)],
-        [torch.empty_strided((2, 3), (1, 2)).fill_(5), x.new_empty_strided((2, 3), (3, 1)) * 0 + 1],
+        [
+            torch.empty_strided((2, 3), (1, 2)).fill_(5),
+            x.new_empty_strided((2, 3), (3, 1)).fill_(1),
+        ],
     ),
     "whole ranges": lambda x: (
         [torch.arange(5), torch.arange(2, 9), torch.arange(9, 2, -3), torch.arange(1, 8, 2)],

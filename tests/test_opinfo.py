@@ -6,7 +6,6 @@ import random
 
 import pytest
 from opinfo.check import run
-from opinfo.known import expected
 from opinfo.rows import Row, rows
 
 _SLICE = random.Random(2026).sample(list(rows()), 24)
@@ -14,5 +13,4 @@ _SLICE = random.Random(2026).sample(list(rows()), 24)
 
 @pytest.mark.parametrize("row", _SLICE, ids=str)
 def test_as_eager(row: Row) -> None:
-    outcome = run(row, 3)
-    assert outcome.failures == [] or expected(outcome)
+    assert run(row, 3).failures == []

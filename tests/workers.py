@@ -9,10 +9,13 @@ from concurrent.futures import TimeoutError as Hang
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 Result = TypeVar("Result")
 # TVM and LLVM keep what they compiled, so that a worker is replaced after as many pieces.
 _PIECES_A_WORKER = 150
+_COLUMNS = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def each(
@@ -21,6 +24,7 @@ def each(
     failed: Callable[[tuple[Any, ...], str], Result],
     done: Callable[[Result], None],
     *,
+    title: str,
     workers: int,
     seconds: float,
 ) -> None:
@@ -31,6 +35,7 @@ def each(
         pieces: arguments that can be pickled.
         failed: makes the result of a piece that raised, crashed or did not end, and why.
         done: called in this process with each result, in the order of `pieces`.
+        title: what the pieces are, beside the progress bar.
         workers: how many processes.
         seconds: how long one piece may take.
     """
@@ -40,9 +45,11 @@ def each(
         max_tasks=_PIECES_A_WORKER,
         context=multiprocessing.get_context("spawn"),
     )
-    with pool:
+    with pool, Progress(*_COLUMNS, console=Console(stderr=True)) as bar:
         futures = [pool.schedule(function, list(piece), timeout=seconds) for piece in pieces]
-        for piece, future in zip(pieces, futures, strict=True):
+        for piece, future in bar.track(
+            zip(pieces, futures, strict=True), total=len(pieces), description=title
+        ):
             try:
                 result = future.result()
             except Hang:

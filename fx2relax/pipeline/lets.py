@@ -7,13 +7,12 @@ another, take minutes. What is read from memory is not written out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from .tir import Call, Rewriter, TensorLoad
+from .tir import Call, Rewriter, TensorLoad, holds
 
 
 class ChainLets(Rewriter):
@@ -74,28 +73,14 @@ class _Bound(Rewriter):
         return super().expr(node)
 
 
-class _Reads(Rewriter):
-    """Whether something is read, at an index for which `of` holds."""
-
-    def __init__(self, of: Callable[[Any], bool]) -> None:
-        self.of = of
-        self.found = False
-
-    def leave(self, node: Any) -> Any:
-        if isinstance(node, TensorLoad):
-            self.found = self.found or any(self.of(index) for index in node.indices)
-        return node
-
-
-def _reads(node: Any, of: Callable[[Any], bool] = lambda index: True) -> bool:
-    search = _Reads(of)
-    search.expr(node)
-    return search.found
+def _reads(node: Any) -> bool:
+    """Whether an expression reads memory."""
+    return holds(node, lambda part: isinstance(part, TensorLoad))
 
 
 def _reads_anywhere(node: Any) -> bool:
     """Whether an expression reads memory at a place that it read from memory."""
-    return _reads(node, _reads)
+    return holds(node, lambda part: isinstance(part, TensorLoad) and any(map(_reads, part.indices)))
 
 
 class StoreLets(Rewriter):

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 
 from .hidden import hidden_from
-from .tir import Rewriter
+from .tir import holds
 
 _ARITHMETIC: dict[str, Any] = {
     cls.__name__: cls
@@ -55,18 +55,11 @@ def flatten() -> list[Any]:
     )
 
 
-class _Falls(Rewriter):
-    def __init__(self) -> None:
-        self.found = False
-
-    def leave(self, node: Any) -> Any:
-        negative = isinstance(node, tirx.IntImm) and int(node.value) < 0
-        self.found = self.found or negative or isinstance(node, tirx.Sub)
-        return node
-
-
 def _falls(node: Any) -> bool:
     """Whether an expression subtracts, or has a negative number in it."""
-    search = _Falls()
-    search.expr(node)
-    return search.found
+    return holds(
+        node,
+        lambda part: (
+            isinstance(part, tirx.Sub) or (isinstance(part, tirx.IntImm) and int(part.value) < 0)
+        ),
+    )

@@ -291,18 +291,23 @@ class Substitute(Rewriter):
         return self.values.get(node, node) if isinstance(node, tvm.ir.Var) else node
 
 
-class _Uses(Rewriter):
-    def __init__(self, var: Any):
-        self.var = var
+class _Search(Rewriter):
+    def __init__(self, wanted: Callable[[Any], bool]):
+        self.wanted = wanted
         self.found = False
 
     def leave(self, node: Any) -> Any:
-        self.found = self.found or (isinstance(node, tvm.ir.Var) and node.same_as(self.var))
+        self.found = self.found or self.wanted(node)
         return node
+
+
+def holds(node: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether `wanted` is true of any part of an expression."""
+    search = _Search(wanted)
+    search.expr(node)
+    return search.found
 
 
 def uses(node: Any, var: Any) -> bool:
     """Whether an expression depends on a variable."""
-    search = _Uses(var)
-    search.expr(node)
-    return search.found
+    return holds(node, lambda part: isinstance(part, tvm.ir.Var) and part.same_as(var))

@@ -40,6 +40,10 @@ class Program:
         transform = f"{imported.name}_transform_params"
         lifted = machine.module.implements_function(transform)
         self._inputs = imported.params[: imported.num_input]
+        # What the graph returns twice is one tensor.
+        distinct = {id(spec): spec for spec in imported.outputs}
+        self._outputs = list(distinct.values())
+        self._places = [list(distinct).index(id(spec)) for spec in imported.outputs]
         frozen = imported.params[imported.num_input :]
         self._weights = Weights(frozen, machine[transform] if lifted else None)
         self._constants = {i: s.value for i, s in enumerate(frozen) if s.position < 0}
@@ -66,11 +70,8 @@ class Program:
             self._shared = shared  # an empty result has no memory to compare
         for index in shared:
             results[index] = results[index].clone()
-        made: dict[int, Any] = {}  # what the graph returns twice is one tensor
-        for spec in self.imported.outputs:
-            if id(spec) not in made:
-                made[id(spec)] = boundary.output(spec, results, arguments)
-        return [made[id(spec)] for spec in self.imported.outputs]
+        made = [boundary.output(spec, results, arguments) for spec in self._outputs]
+        return [made[place] for place in self._places]
 
     def _raised(self) -> Exception | None:
         """What an operator that runs in PyTorch raised, forgotten at once."""

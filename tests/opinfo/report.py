@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from .check import Outcome
-from .known import expected
 from .rows import DTYPES
 
 
@@ -18,13 +17,9 @@ def show(outcomes: Sequence[Outcome], console: Console | None = None) -> None:
     console = console or Console(width=160)
     for outcome in outcomes:
         if outcome.failures:
-            reason = expected(outcome)
-            word = f"known ({reason})" if reason else "FAILED"
+            row = f"{outcome.op} {outcome.dtype} {outcome.manner}"
             console.print(
-                f"{word}: {outcome.op} {outcome.dtype} {outcome.manner} "
-                f"{outcome.passed}/{outcome.tried}",
-                style="dim" if reason else "red",
-                markup=False,
+                f"FAILED: {row} {outcome.passed}/{outcome.tried}", style="red", markup=False
             )
             for failure in outcome.failures[:2]:
                 console.print("    " + " ".join(failure.split())[:600], markup=False)

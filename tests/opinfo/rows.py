@@ -12,20 +12,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.bool,
-        torch.complex64,
-    )
-}
+from fx2relax import coverage
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in coverage.DTYPES}
 GRADIENTS = ("float32", "float64")
 
 
