@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
-from fx2relax import linear_algebra
+from fx2relax import chunked_losses, linear_algebra
 from fx2relax.registry import lookup
 from fx2relax.whole import keep
 
@@ -159,6 +159,7 @@ def _encoder_layer(
 
 
 _OURS: dict[Any, Callable[..., Any]] = {
+    **chunked_losses.rules(),
     **linear_algebra.RULES,
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
@@ -169,6 +170,24 @@ _OURS: dict[Any, Callable[..., Any]] = {
     aten.native_channel_shuffle.default: _channel_shuffle,
     aten.max_unpool2d.default: _max_unpool,
     aten.max_unpool3d.default: _max_unpool,
+}
+
+
+def _compact_table(target: Any) -> Callable[..., Any]:
+    """`embedding_bag` of a strided table: what it returns depends on the table's strides."""
+
+    def rule(weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if weight.stride(1) == 1:
+            return NotImplemented
+        return target(weight.contiguous(), *args, **kwargs)
+
+    return rule
+
+
+# These stand before the overload's own converter, and decline what it takes as it is.
+_FIRST: dict[Any, Callable[..., Any]] = {
+    target: _compact_table(target)
+    for target in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 }
 
 
@@ -186,7 +205,7 @@ def rule(target: Any) -> Callable[..., Any] | None:
 
 def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions in force: those of the overloads that have no converter."""
-    found = {}
+    found = dict(_FIRST)
     for target in [*decomposition_table, *_OURS]:
         decomposition = rule(target) if lookup(target) is None else None
         if decomposition is not None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fx2relax
 from fx2relax.testing import assert_matches_eager
 
 TABLE = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
@@ -53,6 +54,17 @@ def test_rows_of_symbolic_sizes():
 @pytest.mark.parametrize("mode", MODES)
 def test_bags(mode):
     assert_matches_eager(bags(mode), TABLE, INDICES, OFFSETS, grad=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_bags_of_strided_tables(mode, grad):
+    """What eager keeps for the gradient depends on the table's strides."""
+    fx2relax.reset_stats()
+    wide = TABLE.repeat(1, 2)[:, ::2]
+    assert_matches_eager(bags(mode), wide, INDICES, OFFSETS, grad=grad)
+    assert_matches_eager(bags(mode), TABLE.mT.contiguous().mT, INDICES, OFFSETS, grad=grad)
+    assert fx2relax.stats()["nodes_fallback"] == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -39,6 +39,7 @@ LAYERS = [
             "shapes",
             "decompositions",
             "linear_algebra",
+            "chunked_losses",
             "recurrent",
             "recurrent_cells",
             "upsampling",

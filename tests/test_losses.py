@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from special_values import INF, seeded
 
+import fx2relax
 from fx2relax.testing import assert_matches_eager
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -49,6 +50,22 @@ def test_classes_of_pixels_and_of_one():
         )
 
     assert_matches_eager(fn, seeded(2, 5, 4, 3), seeded(5), grad=True)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="came with torch 2.13")
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weights"])
+def test_linear_and_loss_in_chunks(weight):
+    options = torch.nn.LinearCrossEntropyOptions(
+        allow_retain_graph=True, batch_chunk_size=2, chunking_method=None
+    )
+
+    def fn(x, matrix, bias, **settings):
+        settings = {"weight": weight, "linear_bias": bias, "options": options, **settings}
+        return F.linear_cross_entropy(x, matrix, TARGET, **settings)
+
+    fx2relax.reset_stats()
+    assert_matches_eager(reductions(fn), seeded(6, 7), seeded(5, 7), seeded(5), grad=True)
+    assert fx2relax.stats()["nodes_fallback"] == 0
 
 
 def test_nothing_but_ignored_targets():

@@ -95,24 +95,6 @@ def test_one_step(name):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_ten_steps(name):
-    model, args, kwargs = trainee(name)
-    ours = copy.deepcopy(model)
-    fn = compiled(ours)
-    got = [step(fn, ours, args, kwargs).item() for _ in range(10)]
-    eager = [step(model, model, args, kwargs).item() for _ in range(10)]
-    assert eager[-1] < eager[0] - 1e-3, (
-        "the steps must move the loss for the comparison to mean much"
-    )
-    assert got == pytest.approx(eager, rel=0, abs=1e-4)
-    # Each statistic as a vector: in ten steps a rounding error turns a ReLU near zero on or off,
-    # in eager with another number of threads too, and moves a single channel.
-    for (key, g), e in zip(ours.named_buffers(), model.buffers(), strict=True):
-        distance = torch.linalg.vector_norm((g - e).double())
-        assert distance <= 1e-4 * torch.linalg.vector_norm(e.double()), key
-
-
 def change_by_optimiser(model: nn.Module) -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     for parameter in model.parameters():
