@@ -52,7 +52,7 @@ def _chunked(
     compute_input_grad: bool,
     compute_linear_weight_grad: bool,
     compute_linear_bias_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Any:
     """The mean or the sum, and its gradients by input, matrix and bias where they are asked for."""
     if label_smoothing > 0 or reduction not in ("mean", "sum"):
         return NotImplemented
