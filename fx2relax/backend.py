@@ -64,6 +64,7 @@ def relax(
         names = weight_names(graph_module)
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)
+        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
             with _tangent_strides(graph_module):
                 return aot_autograd(
@@ -77,6 +78,7 @@ def relax(
             raise
         except Exception as error:
             # AOTAutograd has operators that it does not take apart, under any backend.
+            _leave_transforms(depth)
             if chosen.on_unsupported == "raise":
                 raise
             log.warning(
@@ -87,6 +89,14 @@ def relax(
             )
             _count_eager(graph_module, 0.0)
             return graph_module.forward
+
+
+def _leave_transforms(depth: int) -> None:
+    """Leave the levels of `torch.func` that a trace entered before it failed."""
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+    if depth == 0:
+        with contextlib.suppress(RuntimeError):  # there was no such level
+            torch._C._exit_dual_level(level=0)
 
 
 def _tangent_strides(graph_module: torch.fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
