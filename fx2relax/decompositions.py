@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
-from fx2relax import chunked_losses, linear_algebra
+from fx2relax import chunked_losses, linear_algebra, strided
 from fx2relax.registry import lookup
 from fx2relax.whole import keep
 
@@ -173,24 +173,6 @@ _OURS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _compact_table(target: Any) -> Callable[..., Any]:
-    """`embedding_bag` of a strided table: what it returns depends on the table's strides."""
-
-    def rule(weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if weight.stride(1) == 1:
-            return NotImplemented
-        return target(weight.contiguous(), *args, **kwargs)
-
-    return rule
-
-
-# These stand before the overload's own converter, and decline what it takes as it is.
-_FIRST: dict[Any, Callable[..., Any]] = {
-    target: _compact_table(target)
-    for target in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-}
-
-
 def rule(target: Any) -> Callable[..., Any] | None:
     """The decomposition of one overload, if it has one that is worth having."""
     if target in _OURS:
@@ -204,8 +186,8 @@ def rule(target: Any) -> Callable[..., Any] | None:
 
 
 def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions in force: those of the overloads that have no converter."""
-    found = dict(_FIRST)
+    """The decompositions in force: of overloads that have no converter, and of some layouts."""
+    found = dict(strided.RULES)
     for target in [*decomposition_table, *_OURS]:
         decomposition = rule(target) if lookup(target) is None else None
         if decomposition is not None:

@@ -40,6 +40,7 @@ LAYERS = [
             "decompositions",
             "linear_algebra",
             "chunked_losses",
+            "strided",
             "recurrent",
             "recurrent_cells",
             "upsampling",
