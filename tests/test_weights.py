@@ -7,6 +7,7 @@ from torch import nn
 import fx2relax
 from fx2relax.compat import op, relax
 from fx2relax.pipeline import lower
+from fx2relax.testing import assert_matches_eager
 
 
 class Normed(nn.Module):
@@ -143,3 +144,22 @@ def test_tied_weights():
         model[0].weight.mul_(2)
         torch.testing.assert_close(compiled(x), model(x))
     torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_result_of_weights_alone():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x):
+            start = x.new_zeros(3).double() * (x.new_zeros(3) + 3).clamp(0)
+            return start[torch.tensor([1, 0, 1])], self.weight.sum(0), self.weight
+
+    class One(Fixed):
+        def forward(self, x):
+            return self.weight.sum(0)
+
+    for model in (Fixed(), One()):
+        with torch.no_grad():
+            assert_matches_eager(model, torch.randn(2, 3))

@@ -63,6 +63,7 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         super().__init__()
         self.function = function
         self.weights: set[Any] = set(function.params[int(function.attrs["num_input"]) :])
+        self.given: set[Any] = set(function.params[: int(function.attrs["num_input"])])
         self.lifts = False
 
     def hold(self) -> Any:
@@ -72,13 +73,27 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
     def visit_var_binding_(self, binding: Any) -> None:
         """Follow which variables depend on weights alone."""
         value = binding.value
-        if isinstance(value, relax.Call) and self._on_weights(value):
+        if self._given(value):
+            self.given.add(binding.var)
+        elif not isinstance(binding.var, relax.DataflowVar):
+            binding = relax.VarBinding(binding.var, self._kept_result(value))
+        elif isinstance(value, relax.Call) and self._on_weights(value):
             if self._pays(binding.var, value):
                 self.weights.add(binding.var)
                 self.lifts = True
             else:
                 binding = relax.VarBinding(binding.var, self._held(value))
         super().visit_var_binding_(binding)
+
+    def _given(self, value: Any) -> bool:
+        """Whether a value depends on what the function is called with."""
+        return any(v in self.given for v in relax.analysis.free_vars(value))
+
+    def _kept_result(self, value: Any) -> Any:
+        """A result that can be lifted whole, held: `LiftTransformParams` loses it otherwise."""
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self._kept_result(field) for field in value.fields])
+        return self._held(value) if isinstance(value, relax.Call) else _stopped(value, self.weights)
 
     def _on_weights(self, call: Any) -> bool:
         operands = [a for a in call.args if isinstance(a, Expr) and not is_prim_expr(a)]
@@ -96,11 +111,13 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         return result <= max(given, 1)
 
     def _held(self, call: Any) -> Any:
-        args = [
-            op.builtin.stop_lift_params(a) if isinstance(a, Var) and a in self.weights else a
-            for a in call.args
-        ]
+        args = [_stopped(a, self.weights) for a in call.args]
         return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def _stopped(value: Any, weights: set[Any]) -> Any:
+    on_weights = isinstance(value, Var) and value in weights
+    return op.builtin.stop_lift_params(value) if on_weights else value
 
 
 def _leaves(args: Any) -> list[Any]:
