@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .common import Promotion, Unsupported, converts, op
+from .common import Promotion, Unsupported, const, converts, op
 from .elementwise import elementwise, number, select
 
 aten = torch.ops.aten
@@ -21,6 +21,9 @@ def relu(self: Any) -> Any:
 @converts(aten.leaky_relu.default, promote=Promotion.DEFAULT, promote_args=("self",))
 def leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
     """``self`` above zero, ``negative_slope * self`` elsewhere."""
+    if negative_slope == 0:  # TVM takes x * 0 for 0, which it is not for infinities and NaN
+        zero = const(0.0, self)
+        return op.where(op.greater(self, zero), self, op.multiply(self, zero))
     return op.nn.leakyrelu(self, float(negative_slope))
 
 

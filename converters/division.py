@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -111,11 +112,16 @@ def _floor_quotient(a: Any, b: Any, rounded: Callable[[Any], Any]) -> Any:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """``a / b``; TVM refuses to divide by a literal zero, and a * inf is a / 0."""
-    if isinstance(b, tirx.FloatImm) and b.value == 0:
-        infinite = "inf" if str(b.value)[0] != "-" else "-inf"
-        return a * number(float(infinite), a)
+    """``a / b``; TVM refuses to divide by a literal zero, and takes 0 / b for 0."""
+    if _is_zero(b):  # a * inf is a / 0
+        return a * number(math.copysign(math.inf, b.value), a)
+    if _is_zero(a):  # NaN where b is 0 or NaN
+        return tirx.copysign(extern("fmod", a, b), b if math.copysign(1, a.value) > 0 else -b)
     return a / b
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
 def _differ(p: Any, q: Any) -> Any:
@@ -123,6 +129,8 @@ def _differ(p: Any, q: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
+    if _is_zero(b):
+        return extern("fmod", a, b)
     zero = number(0.0, a)
 
     def with_rest(rest: Any) -> Any:

@@ -163,3 +163,23 @@ def test_a_result_of_weights_alone():
     for model in (Fixed(), One()):
         with torch.no_grad():
             assert_matches_eager(model, torch.randn(2, 3))
+
+
+def test_results_that_are_not_computed_are_fresh_at_every_call():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x):
+            return x * 2, torch.zeros(3), torch.arange(4.0), self.weight.t().contiguous() * 1
+
+    torch._dynamo.reset()
+    model = Fixed()
+    fn = torch.compile(model, backend="relax")
+    with torch.no_grad():
+        for _ in range(3):
+            results = fn(torch.ones(2))
+            for result, expected in zip(results, model(torch.ones(2)), strict=True):
+                assert torch.equal(result, expected)
+                result.add_(5)

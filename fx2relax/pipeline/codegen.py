@@ -11,10 +11,11 @@ from tvm.tirx import compilation_pipeline
 from .bfloat import Broadcast, WidenBFloat16
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
-from .simplify import flatten, simplify
+from .simplify import flatten, on_indices
 from .tir import kernel_pass
 from .vector import Vectorize
 from .vectormath import VectorMath
+from .wrapping import Wrap
 
 NAME = "fx2relax"
 VECTORIZED = "fx2relax.Vectorize"
@@ -44,6 +45,7 @@ _broadcast = kernel_pass("fx2relax.BroadcastBFloat16", lambda func: Broadcast().
 _divisions = kernel_pass(
     "fx2relax.Divisions", lambda func: Divisions(sizes_of(func)).stmt(func.body)
 )
+_wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body))
 _store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
@@ -62,7 +64,7 @@ def _host_passes() -> Any:
                 passes.AnnotateIrregularLoop(),
                 passes.LowerOpaqueBlock(),
                 *flatten(),
-                *simplify(),
+                *on_indices(plain.StmtSimplify()),
                 _vectorize,
                 _legalize_bfloat16,
                 plain.ConvertSSA(),
@@ -72,13 +74,16 @@ def _host_passes() -> Any:
                 plain.StorageRewrite(),
                 passes.RewriteUnsafeSelect(),
                 _store_lets,
-                passes.HoistIfThenElse(),
-                plain.UnrollLoop(),
-                passes.RenormalizeSplitPattern(),
-                *simplify(),
-                plain.RemoveNoOp(),
+                *on_indices(
+                    passes.HoistIfThenElse(),
+                    plain.UnrollLoop(),
+                    passes.RenormalizeSplitPattern(),
+                    plain.StmtSimplify(),
+                    plain.RemoveNoOp(),
+                ),
                 plain.FP8ComputeLegalize(),
                 _divisions,
+                _wrap,
                 _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),

@@ -9,6 +9,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .order import sizes_first
+from .results import own_results
 
 
 def fuse(mod: Any) -> Any:
@@ -21,7 +22,8 @@ def fuse(mod: Any) -> Any:
             passes.FoldConstant(),
         ]
     )(mod)
-    mod = passes.FuseOps()(_without_empty_constants(mod))
+    mod = own_results(_without_empty_constants(mod))
+    mod = passes.FuseOps()(passes.AnnotateTIROpPattern()(mod))
     return tvm.transform.Sequential([passes.FuseTIR(), passes.DeadCodeElimination()])(
         sizes_first(mod)
     )

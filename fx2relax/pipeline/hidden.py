@@ -8,12 +8,16 @@ from typing import Any
 import tvm
 
 from .tir import Call, Rewriter, kernel_pass
+from .wrapping import Bound
 
 _extern = tvm.ir.Op.get("tirx.call_pure_extern")
 
 
 def hidden_from(
-    passes: list[Any], name: str, nodes: Mapping[str, Callable[..., Any]], hides: Callable[..., Any]
+    passes: list[Any],
+    name: str,
+    nodes: Mapping[str, Callable[..., Any]],
+    hides: Callable[[Any, set[Any]], bool],
 ) -> list[Any]:
     """Some passes, for kernels in which they see some of the arithmetic as calls.
 
@@ -21,14 +25,14 @@ def hidden_from(
         passes: TVM's.
         name: tells this arithmetic from other.
         nodes: binary nodes by the name of their class, with what makes one of two operands.
-        hides: whether a node of these is to be hidden.
+        hides: whether a node of these is to be hidden, given the variables that the kernel binds.
     """
     prefix = f"fx2relax.{name}."
 
-    class Hide(Rewriter):
+    class Hide(Bound):
         def leave(self, node: Any) -> Any:
             kind = type(node).__name__
-            if kind not in nodes or not hides(node):
+            if kind not in nodes or not hides(node, self.bound):
                 return node
             return Call(_extern, [tvm.ir.StringImm(prefix + kind), node.a, node.b], ret_ty=node.ty)
 

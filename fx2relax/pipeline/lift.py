@@ -19,6 +19,10 @@ from fx2relax.compat import Expr, TensorType, Var, is_prim_expr, op, shape_value
 _CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
 
 
+#: What `LiftTransformParams` adds to a function's name for the transform of its weights.
+TRANSFORM = "_transform_params"
+
+
 def lift(mod: Any) -> Any:
     """Split each function with `num_input` into itself and ``<name>_transform_params``.
 

@@ -8,6 +8,7 @@ from tvm import tirx
 
 from .hidden import hidden_from
 from .tir import holds
+from .wrapping import reads_data
 
 _ARITHMETIC: dict[str, Any] = {
     cls.__name__: cls
@@ -27,18 +28,21 @@ _ARITHMETIC: dict[str, Any] = {
 _DIVISIONS: dict[str, Any] = {"FloorDiv": tirx.floordiv, "FloorMod": tirx.floormod}
 
 
-def simplify() -> list[Any]:
-    """TVM's simplifier of statements, for indices and bounds alone.
+def on_indices(*passes: Any) -> list[Any]:
+    """Passes that simplify, for indices and bounds alone.
 
-    It takes floats for real numbers: ``x * 0`` and ``x - x`` become 0, ``x == x`` and
-    ``x < 1 or x >= 1`` become true, of which NaN and infinities make none true.
+    TVM takes floats for real numbers: ``x * 0`` and ``x - x`` become 0, ``x == x`` and
+    ``x < 1 or x >= 1`` become true, of which NaN and infinities make none true. And it takes
+    integers for numbers without end: ``x + 1 > x`` becomes true, ``x * 2 // 2`` becomes `x`.
     """
-    return hidden_from(
-        [tirx.transform.StmtSimplify()],
-        "real",
-        _ARITHMETIC,
-        lambda node: "float" in str(node.a.ty.dtype),
-    )
+    return hidden_from(list(passes), "data", _ARITHMETIC, _is_data)
+
+
+def _is_data(node: Any, bound: set[Any]) -> bool:
+    """Whether a node computes with what a kernel reads, and not with indices."""
+    if "float" in str(node.a.ty.dtype):
+        return True
+    return reads_data(node, bound)
 
 
 def flatten() -> list[Any]:
@@ -51,7 +55,7 @@ def flatten() -> list[Any]:
         "backwards",
         _DIVISIONS,
         # By a size that is not known it splits nothing, and what it simplifies there is needed.
-        lambda node: isinstance(node.b, tirx.IntImm) and _falls(node.a),
+        lambda node, bound: isinstance(node.b, tirx.IntImm) and _falls(node.a),
     )
 
 

@@ -1,0 +1,91 @@
+"""Fused arithmetic: nothing is simplified that floats or wrapping integers do not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fx2relax.testing import assert_matches_eager
+
+INF, NAN = float("inf"), float("nan")
+FLOATS = torch.tensor([NAN, INF, 1.0, -INF, -0.0, 0.0, 3e38, 0.1, 1e8])
+
+ON_FLOATS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: (x - x).exp(),
+    lambda x: torch.nn.functional.mse_loss(x, x),
+    lambda x: torch.where(x - x == 0, x, 7.0),
+    lambda x: x[0].std(0, correction=0),
+    lambda x: (x + 12582912.0) - 12582912.0,
+    lambda x: x - (x + 1),
+    lambda x: x + x - x,
+    lambda x: (x * 0).sin() + 0,
+    lambda x: 1 / (x + 0.0),
+    lambda x: 1 / (x * 1.0),
+    lambda x: (0 / x) * 2,
+    lambda x: 0 // x,
+    lambda x: torch.div(0, x, rounding_mode="trunc") + 1,
+    lambda x: 1 / (0.0 - x),
+    lambda x: torch.where(x > 0, x, x) - x,
+    lambda x: ~((x < 1) | (x >= 1)),
+    lambda x: (x == x) & (x.abs() >= 0),
+    lambda x: torch.zeros_like(x) * x + torch.ones_like(x) * 0 / x,
+    lambda x: (-x) + x,
+    lambda x: x % 0,
+    lambda x: 0 % x,
+    lambda x: -0.0 // x,
+    lambda x: torch.add(x, x, alpha=0),
+    lambda x: torch.addcmul(x, x, x, value=0),
+    lambda x: torch.addcdiv(x, x, x, value=0),
+    lambda x: torch.lerp(x, x + 1, 0.0) + torch.lerp(x, x + 1, 1.0),
+    lambda x: torch.nn.functional.leaky_relu(x, 0.0),
+    lambda x: torch.nn.functional.elu(x, 0.0),
+    lambda x: x**0 + x**1,
+]
+ON_INTEGERS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x + 1 > x,
+    lambda x: (x * 2) // 2,
+    lambda x: torch.minimum(x, x + 1) + torch.maximum(x, x - 1),
+    lambda x: (x * 3) % 3,
+    lambda x: (x + 7) // 7,
+    lambda x: x - 5 < 0,
+    lambda x: (x - 5).clamp(min=0),
+    lambda x: x * x >= 0,
+    lambda x: (x * 4) >> 2,
+    lambda x: torch.div(x * 2, 2, rounding_mode="trunc"),
+    lambda x: (x.abs() + 1) // 3,
+    lambda x: (x.clamp(min=0) + 1) // 3,
+    lambda x: (x * 1000).to(torch.int64),
+    lambda x: (x[:, None] + 1 > x).sum(1),
+    lambda x: (x + 1).max() + (x + 1).argmax(),
+    lambda x: (x * 2).cumsum(0),
+    lambda x: x.sum(dtype=x.dtype) * 3 > x,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_floats(dtype: torch.dtype) -> None:
+    x = FLOATS.to(dtype)
+    for fn in ON_FLOATS:
+        assert_matches_eager(fn, x, tol=0)
+    assert_matches_eager(lambda x: [fn(x) for fn in ON_FLOATS], x)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str
+)
+def test_integers(dtype: torch.dtype) -> None:
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.tensor([most, least, 5, 0, 7, most - 1, least + 1] * 5, dtype=dtype)
+    for fn in ON_INTEGERS:
+        assert_matches_eager(fn, x)
+    assert_matches_eager(lambda x: [fn(x) for fn in ON_INTEGERS], x, dynamic=True)
+
+
+def test_a_generator_of_numbers() -> None:
+    def fn(seed: Tensor) -> Tensor:
+        return (seed * 6364136223846793005 + 1442695040888963407) * 1000 % 1000
+
+    assert_matches_eager(fn, torch.arange(12345, 12400))
