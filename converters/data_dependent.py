@@ -58,7 +58,7 @@ def count_nonzero(x: Any) -> Any:
 def nonzero_columns(x: Any, count: Any = None) -> list[Any]:
     """The positions of nonzero elements, in order, one int64 vector per dimension.
 
-    Raises, when run, IndexError if `count` is given and another number is found.
+    Raises, when run, RuntimeError if `count` is given and another number is found.
     """
     sizes = shape(x)
     rank = len(sizes)
@@ -79,8 +79,8 @@ def nonzero_columns(x: Any, count: Any = None) -> list[Any]:
                 found[0] += wide(1)
             flat[0] += wide(1)
         if known:
-            message = "shape mismatch: the mask chooses another number of elements"
-            require(found[0].equal(expected), message, "IndexError")
+            message = "shape mismatch: value tensor cannot be broadcast to indexing result"
+            require(found[0].equal(expected), message)
 
     columns = opaque("nonzero", body, [x], lambda n: [(n[0], "int64")] * rank, [count, *sizes])
     if rank == 1:

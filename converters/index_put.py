@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.bounds import provable
+
 from .common import (
     Unsupported,
     cast,
@@ -23,12 +25,15 @@ from .common import (
     shape_expr,
 )
 from .data_dependent import truth_of
-from .indexing import indexed_axes, split_masks
-from .indices import checked, is_one, offset
+from .indexing import indexed_axes, masks_of, split_masks
+from .indices import checked, is_one, offset, spread
 from .opaque import is_large, loops, wide
 from .scatter import Action, written
 
 aten = torch.ops.aten
+
+# Eager's words, less the shapes: a kernel's messages are fixed.
+_DO_NOT_FIT = "shape mismatch: value tensor cannot be broadcast to indexing result"
 
 
 def rows(
@@ -73,7 +78,12 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
     masked = _masked(self, indices, values, accumulate)
     if masked is not None:
         return masked
-    indices = split_masks(indices, _mask_count(self, indices, values))
+    if dtype(values) != dtype(self):
+        raise Unsupported("values of another dtype, which PyTorch refuses")
+    count = _mask_count(self, indices, values)
+    # A size that only the data tells may be 1, and is then broadcast.
+    certain = count is not None and provable(wide(count) > 1)
+    indices = split_masks(indices, count if certain else None)
     axes, adjacent = indexed_axes(indices)
     if not axes:
         whole = op.broadcast_to(values, shape_expr(shape(self)))
@@ -89,45 +99,48 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
     joined = sizes[first : first + len(axes)]
     flat = checked([indices[a] for a in axes], joined)
     if not all(is_one(s) for s in shape(values)):
-        values = op.broadcast_to(values, shape_expr([*sizes[:first], *shape(flat), *rest]))
+        full = [*sizes[:first], *shape(flat), *rest]
+        values = spread(values, full, _DO_NOT_FIT, "RuntimeError")
     result = rows(self, first, flat, values, "sum" if accumulate else None, joined=len(axes))
     if adjacent:
         return result
     return op.permute_dims(result, [order.index(a) for a in range(rank)])
 
 
-def _masks(indices: Sequence[Any]) -> list[int]:
-    return [i for i, x in enumerate(indices) if x is not None and dtype(x) in ("bool", "uint8")]
-
-
 def _mask_count(self: Any, indices: Sequence[Any], values: Any) -> Any:
-    """How many elements a lone mask must choose, where the values tell."""
-    masks = _masks(indices)
+    """How many elements a lone mask must choose, or 1 for any number; None where none is alone."""
+    masks = masks_of(indices)
     if len(masks) != 1 or any(x is not None for i, x in enumerate(indices) if i != masks[0]):
         return None
     covered = ndim(indices[masks[0]])
     behind = ndim(self) - masks[0] - covered
     sizes = shape(values)
-    if len(sizes) <= behind or is_one(sizes[len(sizes) - 1 - behind]):
-        return None
-    return sizes[len(sizes) - 1 - behind]
+    return sizes[len(sizes) - 1 - behind] if len(sizes) > behind else 1
 
 
 def _masked(self: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
     """A lone mask with the same values for every element that it chooses: a `where`."""
-    masks = _masks(indices)
+    masks = masks_of(indices)
     if len(masks) != 1 or any(x is not None for i, x in enumerate(indices) if i != masks[0]):
         return None
     mask, first = indices[masks[0]], masks[0]
     covered = ndim(mask)
     behind = ndim(self) - first - covered
-    if covered == 0 or _mask_count(self, indices, values) is not None:
+    if covered == 0 or not is_one(_mask_count(self, indices, values)):
         return None
     sizes = shape(values)
+    if all(is_one(s) for s in sizes) and not accumulate:
+        # One number, of any dtype, as eager fills it in.
+        values, sizes = emit(cast(reshape(values, []), dtype(self))), []
+    if dtype(values) != dtype(self):
+        return None
     if len(sizes) > behind:  # the axis of the chosen elements, of size 1
         cut = len(sizes) - 1 - behind
         sizes = [*sizes[:cut], *[1] * covered, *sizes[cut + 1 :]]
         values = reshape(values, sizes)
+    own = shape(self)[ndim(self) - len(sizes) :]
+    full = [1 if is_one(s) else f for s, f in zip(sizes, own, strict=True)]
+    values = spread(values, full, _DO_NOT_FIT, "RuntimeError")
     chosen = reshape(truth_of(mask), [*shape(mask), *[1] * behind])
     new = emit(op.add(self, values)) if accumulate and dtype(self) != "bool" else values
     if accumulate and dtype(self) == "bool":

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.bounds import equal
+
 from .common import (
     Unsupported,
     converts,
@@ -20,9 +22,11 @@ from .common import (
     shape_expr,
     te,
     te_call,
+    tirx,
 )
-from .data_dependent import nonzero_columns
-from .indices import checked, take_along
+from .data_dependent import as_size, nonzero_columns
+from .indices import broadcast_sizes, checked, is_one, spread, take_along
+from .opaque import opaque, wide
 
 aten = torch.ops.aten
 
@@ -37,14 +41,57 @@ def split_masks(indices: Sequence[Any], count: Any = None) -> list[Any]:
         count: how many elements a mask chooses, if that is known.
     """
     result: list[Any] = []
+    masked: list[int] = []
     for index in indices:
         if index is None or dtype(index) not in ("bool", "uint8"):
             result.append(index)
         elif ndim(index) == 0:
             raise Unsupported("a 0-d mask")
         else:
-            result.extend(nonzero_columns(index, count))
-    return result
+            columns = nonzero_columns(index, count)
+            masked.extend(range(len(result), len(result) + len(columns)))
+            result.extend(columns)
+    given = [i for i, index in enumerate(result) if index is not None]
+    alone = len(masks_of(indices)) == 1 and given == masked
+    return result if alone or not masked else _together(result, given, masked)
+
+
+def masks_of(indices: Sequence[Any]) -> list[int]:
+    """Which of the indices are masks."""
+    return [i for i, x in enumerate(indices) if x is not None and dtype(x) in ("bool", "uint8")]
+
+
+def _together(indices: Sequence[Any], given: Sequence[int], masked: Sequence[int]) -> list[Any]:
+    """Indices that masks chose broadcast with the others: how many they are, only the data tells.
+
+    A mask that chooses one element stands for as many as the other indices have.
+    """
+    sizes = broadcast_sizes([shape(indices[i]) for i in given])
+    counts: list[Any] = []
+    for i in given:
+        size = shape(indices[i])[-1] if ndim(indices[i]) else 1
+        if not is_one(size) and not any(equal(size, c) for c in counts):
+            counts.append(size)
+    if len(counts) > 1:
+        known = [c for c in counts if isinstance(c, int)]
+        sizes[-1] = known[0] if known else _joined(counts)
+    message = "shape mismatch: indexing tensors could not be broadcast together"
+    whole = given if len(counts) > 1 else masked
+    return [
+        spread(x, sizes, message, "IndexError") if i in whole else x for i, x in enumerate(indices)
+    ]
+
+
+def _joined(sizes: Sequence[Any]) -> Any:
+    """The size that others broadcast to, when only the data tells which of them are 1."""
+
+    def body(_: Any, outs: Any, numbers: list[Any]) -> None:
+        joined: Any = wide(1)
+        for number in numbers:
+            joined = tirx.Select(joined.equal(wide(1)), number, joined)
+        outs[0][0] = joined
+
+    return as_size(opaque("joined_size", body, [], lambda _: [(1, "int64")], sizes))
 
 
 def indexed_axes(indices: Sequence[Any]) -> tuple[list[int], bool]:

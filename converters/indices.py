@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .common import op, product, reshape, shape, tirx
+from fx2relax.bounds import equal
+
+from .common import dtype, op, product, reshape, shape, shape_expr, tirx
 from .opaque import local, loops, opaque, require, wide
 
-__all__ = ["broadcast_sizes", "checked", "is_one", "offset", "strides_of", "take_along"]
+__all__ = ["broadcast_sizes", "checked", "is_one", "offset", "spread", "strides_of", "take_along"]
 
 
 def is_one(size: Any) -> bool:
@@ -45,6 +47,36 @@ def broadcast_sizes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
             if not is_one(size) and not known:
                 result[axis] = size
     return result
+
+
+def spread(x: Any, sizes: Sequence[Any], message: str, kind: str) -> Any:
+    """A tensor broadcast to a shape, where only the data may tell whether a size of it is 1.
+
+    Raises, when run, an exception of `kind` where such a size is neither 1 nor the shape's.
+    """
+    own = [*[1] * (len(sizes) - len(shape(x))), *shape(x)]
+    fits = [is_one(o) or equal(o, s) for o, s in zip(own, sizes, strict=True)]
+    if all(equal(o, s) for o, s in zip(own, sizes, strict=True)) and len(shape(x)) == len(own):
+        return x
+    if all(fits):
+        return op.broadcast_to(x, shape_expr(sizes))
+    rank, element = len(sizes), dtype(x)
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        full, held = [wide(n) for n in numbers[:rank]], [wide(n) for n in numbers[rank:]]
+        single = [size.equal(wide(1)) for size in held]
+        for fit, one, size, extent in zip(fits, single, held, full, strict=True):
+            if not fit:
+                require(tirx.Or(one, size.equal(extent)), message, kind)
+        with loops(full) as at:
+            place = [tirx.Select(one, wide(0), i) for one, i in zip(single, at, strict=True)]
+            steps = [product(held[axis + 1 :]) for axis in range(rank)]
+            outs[0][offset(at, strides_of(full))] = ins[0][offset(place, steps)]
+
+    def outputs(numbers: list[Any]) -> list[tuple[Any, str]]:
+        return [(product(numbers[:rank]), element)]
+
+    return reshape(opaque("spread", body, [x], outputs, [*sizes, *own]), sizes)
 
 
 def checked(

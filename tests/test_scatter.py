@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -150,6 +153,57 @@ def test_masks(dtype: torch.dtype) -> None:
     mask = torch.arange(12).view(3, 4) % 2 == 0
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         assert_matches_eager(function, x, mask, y, grad=dtype is torch.float32)
+
+
+CHOSEN = torch.tensor([True, False])
+MIXED: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN, torch.tensor([-2, 1]))),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (~CHOSEN | CHOSEN, torch.tensor([-1, 1]))),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN, torch.tensor([[2], [-2]]))),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN ^ CHOSEN, torch.tensor([-2]))),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN, torch.tensor([True, False, True]))),
+    (lambda x, i, m: x.__setitem__((i, m), 0.0), (torch.tensor([-2]), torch.tensor([True] * 3))),
+    (lambda x, m, y: x.__setitem__(m, y[y > 0]), (CHOSEN | ~CHOSEN, torch.tensor([[0.0, 2, 0]]))),
+    (lambda x, m, y: x.__setitem__(m, y), (CHOSEN, torch.tensor(2.5, dtype=torch.float64))),
+    (lambda x, m, y: x.__setitem__(m, y), (CHOSEN, torch.ones(1, 1, dtype=torch.int64))),
+    (
+        lambda x, m, i, y: x.index_put_((m, i), y, accumulate=True),
+        (CHOSEN, torch.tensor([-2, 1]), torch.tensor([3.0, 4.0])),
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "given"), MIXED)
+def test_masks_beside_other_indices(write: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    def function(x: torch.Tensor, *given: Any) -> torch.Tensor:
+        write(x, *given)
+        return x
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_matches_eager(function, _values(2, 3), *given)
+
+
+WRONG: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (lambda x, m, y: x.__setitem__(m, y), (CHOSEN | ~CHOSEN, torch.ones(3, 3))),
+    (lambda x, m, y: x.__setitem__(m, y), (CHOSEN, torch.ones(0, 3))),
+    (lambda x, m, y: x.__setitem__(m, y), (CHOSEN | ~CHOSEN, torch.ones(2, 3).double())),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN | ~CHOSEN, torch.tensor([0, 1, 2]))),
+    (lambda x, m, i: x.__setitem__((m, i), 0.0), (CHOSEN, torch.tensor([0, -4]))),
+    (
+        lambda x, m, i, y: x.index_put_((m, i), y),
+        (CHOSEN, torch.tensor([0, 1]), torch.ones(3)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "given"), WRONG)
+def test_masks_that_do_not_fit(write: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        write(_values(2, 3), *given)
+    torch._dynamo.reset()
+    start = str(eager.value).split(" of shape")[0].split(" with")[0].split(" -4")[0]
+    with pytest.raises(eager.type, match=start):
+        torch.compile(write, backend="relax")(_values(2, 3), *given)
 
 
 def test_slices_of_a_tensor_replaced() -> None:
