@@ -22,11 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, kept, pipeline, registry, report
 from fx2relax.effects import drop_tokens
-from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, target_name
+from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
 from fx2relax.names import weight_names
 from fx2relax.options import Options
+from fx2relax.overlapping import overlapping_write
 from fx2relax.params import InputSpec, concrete, dense_permutation, overlaps
 from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_plain
@@ -66,6 +67,7 @@ def relax(
         compiler = _Compiler(chosen, names)
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
+            _refuse_overlapping(graph_module)
             with _tangent_strides(graph_module):
                 return aot_autograd(
                     fw_compiler=compiler.forward,
@@ -113,6 +115,13 @@ def _tangent_strides(graph_module: torch.fx.GraphModule) -> contextlib.AbstractC
 
 class _Untraceable(RuntimeError):
     """What AOTAutograd traces, and PyTorch then does not run."""
+
+
+def _refuse_overlapping(graph_module: torch.fx.GraphModule) -> None:
+    node = overlapping_write(graph_module)
+    if node is not None:
+        where = source_line(node) or node.format_node()
+        raise _Untraceable(f"a write where elements of a tensor share memory, at {where}")
 
 
 class _Compiler:

@@ -19,6 +19,7 @@ LAYERS = [
             "control_flow",
             "imported",
             "outputs",
+            "overlapping",
             "torch_calls",
             "routes",
             "kept",

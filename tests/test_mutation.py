@@ -105,6 +105,55 @@ def test_two_inputs_that_overlap() -> None:
     assert_matches_eager(lambda x, y: (x.add_(1), y.mul_(2)), whole, whole)
 
 
+def _windows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    v = torch.as_strided(x, (2, 2), (1, 1))
+    v[0] = v[0] * 2
+    v[1].add_(1)
+    return v, x + 1
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    v = (x * 1).expand(2, 4)
+    v[0].mul_(2)
+    torch.add(v[0], 1, out=v[1])
+    nn.functional.relu(v[1, 1:], inplace=True)
+    v[1, ::2] -= 5
+    return v
+
+
+def _moving(x: torch.Tensor) -> torch.Tensor:
+    v = (x * 1).unfold(0, 2, 1)
+    torch.ops.aten.mul_.Tensor(v[1], 4)
+    return v
+
+
+@pytest.mark.parametrize("function", [_windows, _rows, _moving])
+def test_elements_that_share_memory(function: Callable[[torch.Tensor], Any]) -> None:
+    assert_matches_eager(function, _ordered(4), torch_calls=True)
+    with pytest.raises(RuntimeError, match="share memory"):
+        torch.compile(function, backend="relax", options={"on_unsupported": "raise"})(_ordered(4))
+
+
+def test_a_write_beside_elements_that_share_memory() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 1
+        v = y.expand(2, 4)
+        w = v.contiguous()
+        y.mul_(2)
+        w.add_(v)
+        return v, w
+
+    assert_matches_eager(function, _ordered(4))
+
+
+def test_shared_elements_written_all_at_once() -> None:
+    refused = lambda x: (x * 1).expand(2, 4).mul_(2)  # noqa: E731
+    torch._dynamo.reset()
+    for call in (refused, torch.compile(refused, backend="relax")):
+        with pytest.raises(RuntimeError, match="more than one element"):
+            call(_ordered(4))
+
+
 def test_results_given() -> None:
     def function(
         x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor, square: torch.Tensor
