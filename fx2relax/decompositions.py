@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    suggest_memory_format,
+)
 from torch.nn import functional
 
 from fx2relax import chunked_losses, linear_algebra, strided
+from fx2relax.params import inverse
 from fx2relax.registry import lookup
 from fx2relax.whole import keep
 
@@ -37,12 +41,16 @@ _NEVER: dict[Any, str] = {
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
-    """Dropout with the mask that eager draws: bernoulli over the input's own shape and dtype."""
+    """Dropout with the mask that eager draws: bernoulli over the input's own shape and dtype.
+
+    The mask is drawn as the input lies in memory, where `bernoulli.p` draws a compact tensor.
+    """
     if not train or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = aten.bernoulli.p(x, 1 - p)
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    mask = aten.bernoulli.p(x.permute(order), 1 - p).permute(inverse(order))
     return x * (mask * (1.0 / (1.0 - p))), mask.to(torch.bool)
 
 
@@ -191,8 +199,19 @@ def table() -> dict[Any, Callable[..., Any]]:
     for target in [*decomposition_table, *_OURS]:
         decomposition = rule(target) if lookup(target) is None else None
         if decomposition is not None:
-            found[target] = decomposition
+            layout = found.get(target)
+            found[target] = _either(layout, decomposition) if layout else decomposition
     return found
+
+
+def _either(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule, and another for what it declines."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        return second(*args, **kwargs) if result is NotImplemented else result
+
+    return rule
 
 
 def _only_renames(target: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import is_contiguous_or_false, suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -56,11 +57,94 @@ def _unique_consecutive(
     return _slices(x, dim, lambda moved: aten.unique_consecutive(moved, *flags, 0))
 
 
+def _compact(target: Any, *positions: int) -> Callable[..., Any]:
+    """Results that are compact in eager whatever their operands are; PyTorch's rule keeps strides.
+
+    The operands at `positions` decide on the results' strides: they are made compact.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        for position in positions:
+            value = given[position]
+            if isinstance(value, torch.Tensor) and not is_contiguous_or_false(value):
+                given[position] = value.contiguous()
+        if all(a is b for a, b in zip(args, given, strict=True)):
+            return NotImplemented
+        return target(*given, **kwargs)
+
+    return rule
+
+
+def _batch_norm(target: Any, *positions: int) -> Callable[..., Any]:
+    """Compact results as well, or channels_last where the last of the operands is."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        x = args[positions[-1]]
+        layout = torch.contiguous_format
+        if not is_contiguous_or_false(x):
+            layout = suggest_memory_format(x)
+        given = list(args)
+        for position in positions:
+            given[position] = args[position].contiguous(memory_format=layout)
+        if all(a is b for a, b in zip(args, given, strict=True)):
+            return NotImplemented
+        return target(*given, **kwargs)
+
+    return rule
+
+
+def _roll(x: torch.Tensor, shifts: list[int], dims: tuple[int, ...] | list[int] = ()) -> Any:
+    """Eager joins two parts of `x`: what is channels_last stays so if both of the parts are."""
+    if is_contiguous_or_false(x) or not dims:
+        return NotImplemented
+    layout = suggest_memory_format(x)
+    if layout is torch.contiguous_format:
+        return NotImplemented
+    if len(dims) > 1:
+        for shift, dim in zip(shifts, dims, strict=True):
+            x = aten.roll.default(x, [shift], [dim])
+        return x
+    size = x.shape[dims[0]]
+    start = -shifts[0] % size if size else 0
+    parts = x.narrow(dims[0], start, size - start), x.narrow(dims[0], 0, start)
+    if any(suggest_memory_format(part) is not layout for part in parts):
+        return NotImplemented
+    return aten.roll.default(x.contiguous(), shifts, dims).contiguous(memory_format=layout)
+
+
+# Where the operands stand that decide on the strides.
+_COMPACT: dict[Any, tuple[int, ...]] = {
+    aten._standard_gamma.default: (0,),
+    aten.huber_loss_backward.default: (0, 1, 2),
+    aten.log_sigmoid_backward.default: (1, 2),
+    aten.log_sigmoid_forward.default: (0,),
+    aten.mse_loss_backward.default: (0, 1, 2),
+    aten.normal.Tensor_Tensor: (0, 1),
+    aten.normal.float_Tensor: (1,),
+    aten.poisson.default: (0,),
+    aten.pow.Scalar: (1,),
+    aten.rrelu_with_noise_functional.default: (0, 1),
+    aten.smooth_l1_loss_backward.default: (0, 1, 2),
+}
+_BATCH_NORM: dict[Any, tuple[int, ...]] = {
+    aten._batch_norm_no_update.default: (0,),
+    aten._batch_norm_with_update_functional.default: (0,),
+    aten._native_batch_norm_legit.no_stats: (0,),
+    aten._native_batch_norm_legit_functional.default: (0,),
+    aten._native_batch_norm_legit_no_training.default: (0,),
+    aten.batch_norm_backward.default: (0, 1),
+    aten.native_batch_norm_backward.default: (0, 1),
+}
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: _compact_table(aten._embedding_bag.default),
     aten._embedding_bag_forward_only.default: _compact_table(
         aten._embedding_bag_forward_only.default
     ),
+    **{target: _compact(target, *positions) for target, positions in _COMPACT.items()},
+    **{target: _batch_norm(target, *positions) for target, positions in _BATCH_NORM.items()},
+    aten.roll.default: _roll,
     aten.unique_dim.default: _unique_dim,
     aten.unique_dim_consecutive.default: _unique_dim_consecutive,
     aten.unique_consecutive.default: _unique_consecutive,

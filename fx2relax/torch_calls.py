@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fx2relax.compat import (
     relax,
 )
 from fx2relax.errors import source_line, target_name
+from fx2relax.params import concrete, inverse
 from fx2relax.routes import flat_arguments, is_leaf, is_plain
 from fx2relax.scalars import as_operand
 
@@ -40,13 +42,54 @@ _IMPURE = frozenset(
 )
 
 
+def is_random(target: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
 def is_ordered(target: Any) -> bool:
     """Whether calls of this operator must all happen, in order: random draws, assertions."""
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return True
-    return target._schema.is_mutable or target._schema.name in _IMPURE
+    return is_random(target) or target._schema.is_mutable or target._schema.name in _IMPURE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory: what a draw fills first, and what it fills once.
+
+    Attributes:
+        order: the axes from outermost to innermost.
+        expanded: the axes along which all elements are one.
+    """
+
+    order: tuple[int, ...]
+    expanded: tuple[int, ...]
+
+    @classmethod
+    def of(cls, val: Any) -> Layout | None:
+        """The layout of a fake tensor; None where it is that of a compact tensor."""
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+            return None
+        strides = concrete(val.stride())
+        axes = [axis for axis, size in enumerate(concrete(val.shape)) if size != 1]
+        expanded = tuple(axis for axis in axes if strides[axis] == 0)
+        order = sorted(axes, key=lambda axis: -strides[axis])
+        if order == axes and not expanded:
+            return None
+        # An axis of size 1 stands where it has no say.
+        ones = [axis for axis in range(val.dim()) if axis not in axes]
+        return cls((*ones, *order), expanded)
+
+    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor, laid out so."""
+        shape = tensor.shape
+        for axis in self.expanded:
+            tensor = tensor.narrow(axis, 0, min(1, shape[axis]))
+        return tensor.permute(self.order).contiguous().permute(inverse(self.order)).expand(shape)
 
 
 class TorchCall:
@@ -74,6 +117,12 @@ class TorchCall:
             (list(node.args), dict(node.kwargs)), is_leaf=is_leaf
         )
         self.val = node.meta.get("val")
+        # A draw fills memory in its order, so that its numbers depend on its operands' strides.
+        self._layouts: list[Layout | None] = [
+            Layout.of(leaf.meta.get("val")) if is_random(node.target) else None
+            for leaf in self.leaves
+            if isinstance(leaf, Node)
+        ]
         self._bound: list[Any] = []
         self._constants: dict[int, Any] = {}
 
@@ -97,7 +146,10 @@ class TorchCall:
             self._constants[i] if i in self._constants else next(given)
             for i in range(len(self._bound))
         ]
-        nodes = iter(values)
+        nodes = (
+            v if layout is None else layout.given(v)
+            for v, layout in zip(values, self._layouts, strict=True)
+        )
         filled = [next(nodes) if isinstance(v, Node) else v for v in self.leaves]
         args, kwargs = pytree.tree_unflatten(filled, self.structure)
         return args, kwargs

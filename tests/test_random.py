@@ -53,6 +53,41 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     assert_matches_eager(fn, P.to(dtype), seed=5, torch_calls=True)
 
 
+LAYOUTS = {
+    "transposed": lambda: torch.rand(9, 4).t(),
+    "permuted": lambda: torch.rand(6, 4, 5).permute(0, 2, 1),
+    "channels_last": lambda: torch.rand(2, 3, 5, 4).to(memory_format=torch.channels_last),
+    "expanded": lambda: torch.rand(5, 1, 6).expand(5, 4, 6).transpose(0, 2),
+    "strided": lambda: torch.rand(5, 12)[:, ::2].t(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_draws_fill_memory_in_its_order(layout: str) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            *(torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 9)),
+            *(x.clone().uniform_(), x.clone().normal_(), x.clone().exponential_()),
+            *(torch.bernoulli(x), x.bernoulli(0.3), x.clone().bernoulli_(x)),
+            *(F.dropout(x, 0.5), *torch.native_dropout(x, 0.5, True), x.clone().geometric_(0.3)),
+            *(torch.poisson(x), torch.binomial(x.round(), x), torch._standard_gamma(x + 1)),
+            *(torch.normal(x, x), torch.normal(x, 2.0), torch.normal(2.0, x)),
+            torch.multinomial(x.flatten(1), 2),
+        )
+
+    assert_matches_eager(fn, LAYOUTS[layout](), seed=6, torch_calls=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_dropped_lies_as_the_input_does(dynamic: bool) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return F.dropout(x, 0.5), F.dropout(y.transpose(0, 1), 0.5).sin(), torch.rand_like(y)
+
+    x = LAYOUTS["channels_last"]()
+    assert_matches_eager(fn, x, seed=6, torch_calls=True, grad=True, dynamic=dynamic)
+
+
 def test_gradients_of_what_is_dropped() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         noisy = x + torch.randn_like(x) * x
