@@ -162,8 +162,13 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
     if any(isinstance(s, int) and s == 0 for s in shape(index)):  # of any rank
         return op.zeros(shape_expr(shape(index)), dtype(self))
     axis = normalize_axis(dim, rank)
-    sizes, extents = shape(self), shape(index)
-    position = checked([index], [sizes[axis]], wrap=False, kind="RuntimeError")
+    limit = shape(self)[axis]
+    return along(self, axis, checked([index], [limit], wrap=False, kind="RuntimeError"))
+
+
+def along(self: Any, axis: int, position: Any) -> Any:
+    """`gather` at positions that have been checked."""
+    sizes, extents = shape(self), shape(position)
     same = all(
         isinstance(s, int) and isinstance(e, int) and s == e
         for a, (s, e) in enumerate(zip(sizes, extents, strict=True))

@@ -89,4 +89,4 @@ def _storage(node: Node) -> int | None:
     val = node.meta.get("example_value")
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
-    return val.untyped_storage()._cdata
+    return int(val.untyped_storage()._cdata)

@@ -113,6 +113,35 @@ def test_certain_probabilities():
     assert_matches_eager(fn, p.requires_grad_(), torch.tensor([1.0, 0.0, 1.0, 1.0]), grad=True)
 
 
+REFUSED = {
+    "class": lambda x, y: F.cross_entropy(x, y.long() * 7),
+    "negative class": lambda x, y: F.cross_entropy(x, -y.long()),
+    "class with weights": lambda x, y: F.cross_entropy(x, y.long() * 7, torch.ones(3)),
+    "class of a pixel": lambda x, y: F.cross_entropy(x[..., None], y[:, None].long() * 3),
+    "class of one": lambda x, y: F.nll_loss(x[0], y[0].long() * 3),
+    "too likely": lambda x, y: F.binary_cross_entropy(x[0] + 1.5, x[1]),
+    "no number": lambda x, y: F.binary_cross_entropy(x * torch.nan, x, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    x, y = torch.zeros(2, 3), torch.ones(2)
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        REFUSED[name](x, y)
+    torch._dynamo.reset()
+    words = str(eager.value).split()
+    with pytest.raises(eager.type, match=f"{words[0]}.* {' '.join(words[2:])}"):
+        torch.compile(REFUSED[name], backend="relax")(x, y)
+
+
+def test_an_ignored_class_may_be_none():
+    def fn(x, y):
+        return F.cross_entropy(x, y, ignore_index=7), F.cross_entropy(x, y, WEIGHT, ignore_index=7)
+
+    assert_matches_eager(fn, seeded(3, 5), torch.tensor([7, 1, 7]), grad=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     def fn(x, y):
