@@ -148,9 +148,16 @@ def _masked(self: Any, indices: Sequence[Any], values: Any, accumulate: bool) ->
     return op.where(chosen, new, self)
 
 
+def _refuse_other(self: Any, source: Any) -> None:
+    # Not `Unsupported`: PyTorch's decompositions convert, where the operators themselves refuse.
+    if dtype(source) != dtype(self):
+        raise TypeError(f"a source of {dtype(source)}, which PyTorch refuses")
+
+
 @converts(aten.index_add.default)
 def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
     """Slices added to; a negative index is an error."""
+    _refuse_other(self, source)
     if alpha != 1:
         source = emit(op.multiply(source, const(alpha, source)))
     kind = "RuntimeError" if ndim(self) > 1 else "IndexError"
@@ -160,6 +167,7 @@ def index_add(self: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -
 @converts(aten.index_copy.default)
 def index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
     """Slices replaced; a negative index is an error."""
+    _refuse_other(self, source)
     return _along(self, dim, index, source)
 
 
@@ -182,6 +190,7 @@ def index_reduce(
     """Slices combined; a negative index is an error."""
     if reduce not in ("prod", "mean", "amax", "amin"):
         raise Unsupported(f"reduce={reduce!r}")
+    _refuse_other(self, source)
     return _along(self, dim, index, source, reduce, include_self)
 
 
@@ -208,6 +217,7 @@ def _along(
 @converts(aten.put.default)
 def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     """Elements of the flattened tensor replaced or added to."""
+    _refuse_other(self, source)
     count = product(shape(self))
     flat = checked([reshape(index, [product(shape(index))])], [count])
     how = "sum" if accumulate else None

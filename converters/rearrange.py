@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .common import (
+    cast,
     converts,
     dtype,
     ndim,
@@ -92,6 +93,7 @@ def as_strided_scatter(
             outs[0][wide(start) + offset(at, steps)] = ins[1][offset(at, compact)]
 
     kind = dtype(self)
+    src = cast(src, kind)
     numbers = [count, *size, *stride, storage_offset or 0]
     flat = opaque("as_strided_scatter", body, [self, src], lambda n: [(n[0], kind)], numbers)
     return reshape(flat, shape(self))

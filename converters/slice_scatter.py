@@ -10,6 +10,7 @@ import torch
 from fx2relax.bounds import equal, position
 
 from .common import (
+    cast,
     compute_dtype,
     converts,
     dtype,
@@ -39,13 +40,14 @@ def replaced(
     """A tensor in which a part is replaced.
 
     Args:
-        part: the part's new elements.
+        part: the part's new elements; of the tensor's dtype, once they are written.
         into: the tensor, or None for zeros.
         sizes: the tensor's shape.
         numbers: sizes that `where` uses.
         where: see `Part`.
     """
-    kind = dtype(part)
+    kind = dtype(part if into is None else into)
+    part = cast(part, kind)
 
     def kernel(new: Any, old: Any, full: Any, extra: Any) -> Any:
         def element(*i: Any) -> Any:

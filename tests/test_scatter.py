@@ -220,6 +220,39 @@ def test_slices_of_a_tensor_replaced() -> None:
     assert_matches_eager(function, _values(4, 4).T, _values(4, 4) + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.bool])
+def test_slices_of_a_tensor_replaced_from_another_dtype(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Many:
+        return (
+            x.slice_scatter(y[:2], 0, 1, 3),
+            x.select_scatter(y[:, 0], 1, -1),
+            x.diagonal_scatter(y[0, :3], 1),
+            torch.as_strided_scatter(x, y[:2, :2], (2, 2), (4, 1), 1),
+        )
+
+    assert_matches_eager(function, _values(4, 4, dtype=dtype), _values(4, 4) + 1)
+    assert_matches_eager(function, _values(4, 4), _values(4, 4, dtype=dtype))
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i, y: x.index_add(0, i, y),
+        lambda x, i, y: x.index_copy(0, i, y),
+        lambda x, i, y: x.index_reduce(0, i, y, "prod"),
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        lambda x, i, y: x.put(i, y[:, 0]),
+    ],
+)
+def test_a_source_of_another_dtype_is_refused(function: Callable[..., torch.Tensor]) -> None:
+    given = _values(4, 3), torch.tensor([0, 2]), _values(2, 3).double()
+    torch._dynamo.reset()
+    for call in (function, torch.compile(function, backend="relax")):
+        with pytest.raises(RuntimeError, match=r"same|match"):
+            call(*given)
+
+
 def test_numbers_and_empty_tensors() -> None:
     def function(x: torch.Tensor, v: torch.Tensor, none: torch.Tensor) -> Many:
         zero = none.new_zeros(())
