@@ -30,6 +30,7 @@ class OutputSpec:
             stride 0; the result has size 1 there.
         strides: where the strides of an output that is not dense stand among the results.
         view: where the sizes, strides and offset of a view stand among the results.
+        dtype: what a view takes the bits for.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class OutputSpec:
     expanded: int | None = None
     strides: int | None = None
     view: tuple[int, int, int] | None = None
+    dtype: torch.dtype | None = None
 
 
 def arrange(
@@ -99,7 +101,7 @@ class _Arranger:
         storage = _storage(item) if self.importer.output_strides else None
         root = self.creators.get(storage) if storage is not None else None
         if root is not None and root in self.positions:
-            return OutputSpec("input_view", self.positions[root], view=self._view(item, root))
+            return self._view("input_view", self.positions[root], item, root)
         shared = storage is not None and self.shared[storage] > 1
         if root is not None and shared and _fills_storage(root):
             # Outputs that are views of one another in eager are so here.
@@ -107,13 +109,15 @@ class _Arranger:
                 self.roots[root] = self._result(root)
             if item is root:
                 return self.roots[root]
-            return OutputSpec("view", self.roots[root].index, view=self._view(item, root))
+            return self._view("view", self.roots[root].index, item, root)
         return self._result(item)
 
-    def _view(self, item: torch.fx.Node, root: torch.fx.Node) -> tuple[int, int, int]:
+    def _view(self, kind: str, index: int, item: torch.fx.Node, root: torch.fx.Node) -> OutputSpec:
         val, base = item.meta["val"], root.meta["val"]
-        offset = val.storage_offset() - base.storage_offset()
-        return self._given(val.shape), self._given(val.stride()), self._given([offset])
+        before = base.storage_offset() * base.element_size() // val.element_size()
+        sizes, strides = self._given(val.shape), self._given(val.stride())
+        view = sizes, strides, self._given([val.storage_offset() - before])
+        return OutputSpec(kind, index, view=view, dtype=val.dtype)
 
     def _given(self, values: Any) -> int:
         """Let the Relax function return sizes; where they stand among the results."""

@@ -89,3 +89,21 @@ def test_a_generator_of_numbers() -> None:
         return (seed * 6364136223846793005 + 1442695040888963407) * 1000 % 1000
 
     assert_matches_eager(fn, torch.arange(12345, 12400))
+
+
+def test_powers_and_their_logarithms_are_whole_numbers() -> None:
+    n = torch.arange(-20.0, 20.0)
+    assert_matches_eager(lambda n: (n.exp2() + 0, (n.exp2() * 1).log2() + 0), n, tol=0)
+    assert_matches_eager(lambda x: x.log10() + 0, torch.tensor(10.0) ** n[20:], tol=0)
+
+
+def test_a_choice_between_elements_in_half_precision() -> None:
+    """A branch that binds a variable stays where its condition guards it."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.to(torch.bfloat16)
+        y[-2].remainder_(7)
+        return y
+
+    assert_matches_eager(fn, torch.arange(9.0).view(3, 3))
+    assert_matches_eager(fn, torch.arange(9.0).view(3, 3), dynamic=True)

@@ -234,3 +234,12 @@ def test_draws_in_place_are_those_of_eager(draw: str) -> None:
     assert_matches_eager(
         lambda x: getattr(x.clone(), draw)(*arguments), torch.ones(50), seed=3, torch_calls=True
     )
+
+
+def test_a_result_given_without_elements_is_resized() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(0)
+        torch.sin(x, out=out)
+        return out
+
+    assert_matches_eager(fn, _ordered(6), fullgraph=False)

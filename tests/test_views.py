@@ -223,6 +223,17 @@ def test_bits_seen_as_another_dtype() -> None:
     assert_matches_eager(function, _ordered(4, 6) - 9)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.float64], ids=str)
+def test_bits_of_an_input_or_a_result_beside_it(dtype: torch.dtype) -> None:
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v = x * 2
+        return v, v.view(dtype), v[1:].view(dtype)
+
+    x = torch.randn(4, 6)
+    assert_matches_eager(of_a_result, x, torch_calls=True)
+    assert_matches_eager(lambda x: (x.view(dtype), x[1:].view(dtype), x + 1), x, torch_calls=True)
+
+
 def test_pixels_and_channels() -> None:
     def function(x: torch.Tensor) -> Many:
         return (
@@ -236,6 +247,8 @@ def test_pixels_and_channels() -> None:
     assert_matches_eager(function, _ordered(2, 8, 4, 6), grad=True)
     assert_matches_eager(function, _ordered(2, 8, 4, 6).to(memory_format=torch.channels_last))
     assert_matches_eager(lambda x: F.unfold(x, 2), _ordered(2, 8, 4, 6), dynamic=True)
+    for shuffle in (F.pixel_shuffle, F.pixel_unshuffle):
+        assert_matches_eager(lambda x, f=shuffle: f(x, 2), _ordered(2, 4, 6, 6), dynamic=True)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ class WidenBFloat16(Rewriter):
             if dtype_of(node.args[0]) == BF16:
                 return _narrowed(args[0])
         if dtype_of(node) == BF16:
-            if not name.startswith("tirx.") or name in ("tirx.call_extern", "tirx.call_packed"):
+            known = name.startswith(("tirx.", "prim."))
+            if not known or name in ("tirx.call_extern", "tirx.call_packed"):
                 raise NotHandled(f"{name} of bfloat16")
             return tvm.ir.Call(node.op, args, node.attrs, list(node.ty_args), ret_ty=F32)
         return super().call(node, args)

@@ -97,6 +97,8 @@ def sizes_of(func: Any) -> set[Any]:
         elif isinstance(size, tirx.Mul):
             collect(size.a)
             collect(size.b)
+        elif isinstance(size, tirx.FloorDiv) and isinstance(size.b, tirx.IntImm):
+            collect(size.a)  # what a number divides into a size is not negative
 
     for param in func.params:
         for size in getattr(param.ty, "shape", ()):

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .tir import Call, Rewriter, TensorLoad, holds
+from .tir import Call, Rewriter, TensorLoad, holds, is_guard
 
 
 class ChainLets(Rewriter):
@@ -67,7 +67,7 @@ class _Bound(Rewriter):
             branches = [self.expr(b) for b in (node.true_value, node.false_value)]
             self.guarded = outer
             return tirx.Select(condition, *branches)
-        if type(node) is Call and getattr(node.op, "name", "") == "tirx.if_then_else":
+        if is_guard(node):
             condition = self.expr(node.args[0])
             return self.call(node, [condition, *(_chain(branch) for branch in node.args[1:])])
         return super().expr(node)
@@ -105,7 +105,7 @@ class StoreLets(Rewriter):
         """The expression with memory in place of the variables that it binds."""
         if self.loads and isinstance(node, tvm.ir.Var):
             return self.loads.get(node, node)
-        if type(node) is Call and getattr(node.op, "name", "") == "tirx.if_then_else":
+        if is_guard(node):
             return self.conditional(node)
         while type(node) is tirx.Let and self.movable and "bool" not in str(node.var.ty.dtype):
             self.loads[node.var] = self.stored(node.var, self.expr(node.value))

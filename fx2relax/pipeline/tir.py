@@ -280,6 +280,11 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def is_guard(node: Any) -> bool:
+    """Whether an expression is an `if_then_else`, which computes one of its branches alone."""
+    return type(node) is Call and getattr(node.op, "name", "").endswith(".if_then_else")
+
+
 class Substitute(Rewriter):
     """Puts an expression in the place of each given variable."""
 

@@ -247,9 +247,6 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "tirx.erf": erf,
     "tirx.log": log,
     "tirx.log1p": log1p,
-    "tirx.log2": lambda x: log(x) * f32(math.log2(math.e)),
-    "tirx.log10": lambda x: log(x) * f32(math.log10(math.e)),
-    "tirx.exp2": lambda x: exp(x * f32(math.log(2.0))),
 }
 _LARGEST = {
     3.4028234663852886e38,  # float32

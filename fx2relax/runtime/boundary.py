@@ -82,7 +82,11 @@ def argument(spec: InputSpec, value: Any) -> Any:
 
 def result(value: Any) -> Any:
     """What the Relax function returned, as PyTorch's: TVM's own tensors where it took none."""
-    return from_dlpack(value) if isinstance(value, TVMTensor) else value
+    if not isinstance(value, TVMTensor):
+        return value
+    tensor = from_dlpack(value)
+    # One of no elements may be given as `out=`, and then it is resized.
+    return tensor if tensor.numel() else torch.empty_like(tensor)
 
 
 def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -107,7 +111,11 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
     if spec.view is not None:
         size, stride, offset = (tuple(results[i]) for i in spec.view)
         base = arguments[spec.index] if spec.kind == "input_view" else results[spec.index]
-        return base.as_strided(size, stride, base.storage_offset() + offset[0])
+        if spec.dtype is None or base.dtype == spec.dtype:
+            return base.as_strided(size, stride, base.storage_offset() + offset[0])
+        bits = torch.empty(0, dtype=spec.dtype, device=base.device)
+        before = base.storage_offset() * base.element_size() // bits.element_size()
+        return bits.set_(base.untyped_storage(), before + offset[0], size, stride)
     return spec.value
 
 
