@@ -41,6 +41,7 @@ LAYERS = [
             "decompositions",
             "linear_algebra",
             "chunked_losses",
+            "covariance",
             "strided",
             "recurrent",
             "recurrent_cells",

@@ -192,3 +192,20 @@ def test_histograms(dtype):
 def test_a_histogram_of_nan_is_an_error():
     with pytest.raises(RuntimeError, match="not finite"):
         torch.compile(torch.histc, backend="relax")(torch.tensor([NAN, 1.0]))
+
+
+def test_covariance_and_correlation():
+    x, share = seeded(3, 5), seeded(5, seed=1).abs()
+    times = torch.tensor([1, 2, 0, 1, 3])
+
+    def fn(x):
+        return (
+            *(x.cov(), x.corrcoef(), x[0].cov(), torch.cov((x * 10).int())),
+            x.cov(correction=0, fweights=times, aweights=share),
+            x.cov(aweights=share),
+        )
+
+    assert_matches_eager(fn, x, grad=True)
+    fn = torch.compile(lambda x: x.cov(fweights=times - 1), backend="relax", fullgraph=True)
+    with pytest.raises(RuntimeError, match="fweights cannot be negative"):
+        fn(x)

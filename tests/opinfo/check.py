@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import fx2relax
 from fx2relax.testing import assert_matches_eager, copied, is_further
 
-from .rows import OPS, Row, samples
+from .rows import OPS, Row, samples, unseeded
 
 # How many samples one compiled function takes; where it differs from eager, each is tried alone.
 PACK = 6
@@ -72,8 +72,9 @@ def run(row: Row, limit: int) -> Outcome:
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        checked = _Checked(row, outcome)
-        calls = [_call(s) for s in samples(row, limit)]
+        given = samples(row, limit)
+        checked = _Checked(row, outcome, given)
+        calls = [_call(s) for s in given]
         calls = [c for c in calls if checked.runs_in_eager(c)]
         outcome.tried = len(calls)
         for start in range(0, len(calls), PACK):
@@ -88,10 +89,11 @@ def _call(sample: SampleInput) -> Call:
 
 
 class _Checked:
-    def __init__(self, row: Row, outcome: Outcome):
+    def __init__(self, row: Row, outcome: Outcome, given: Sequence[SampleInput]):
         self.row, self.outcome = row, outcome
         op = OPS[row.op]
         target = op.inplace_variant if row.manner == "inplace" else op.get_op()
+        target = unseeded(target, given[0]) if given else target
         specified = row.op not in UNSPECIFIED
         self.run = _function(target, row.manner == "inplace", specified)
 
