@@ -98,7 +98,7 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
     """Every step in the inputs' dtype: in float16 what exceeds its range is infinite."""
-    loss = (-target * x).exp().log1p()
+    loss = (-x * target).exp().log1p()  # laid out as `x` is
     return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
 
 
@@ -234,5 +234,33 @@ def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (x.unsqueeze(-1) == classes).to(torch.int64).contiguous()
 
 
+def _max_pool1d(
+    x: torch.Tensor,
+    kernel_size: list[int],
+    stride: list[int] | tuple[int, ...] = (),
+    padding: list[int] | int = 0,
+    dilation: list[int] | int = 1,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """Eager has a kernel of its own where no gradient is wanted, whose results are compact."""
+    result: torch.Tensor = aten.max_pool1d_with_indices.default(
+        x, kernel_size, stride, padding, dilation, ceil_mode
+    )[0]
+    return result if x.requires_grad and torch.is_grad_enabled() else result.contiguous()
+
+
+def _alpha_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Draws into memory in its order; of a mask that is not compact the trace forgets that."""
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    whole = aten.alpha_dropout.default._op_dk
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not train or p == 0 or order == list(range(x.dim())):
+        return whole(key, x, p, train)  # type: ignore[no-any-return]
+    result: torch.Tensor = whole(key, x.permute(order), p, train)
+    return result.permute(inverse(order))
+
+
+keep(aten.max_pool1d.default, _max_pool1d)
+keep(aten.alpha_dropout.default, _alpha_dropout)
 keep(aten.one_hot.default, _one_hot)
 keep(aten.multilabel_margin_loss_forward.default)  # PyTorch's is wrong for halves and 0-d

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._prims_common import is_contiguous_or_false, suggest_memory_format
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    is_contiguous_or_false,
+    suggest_memory_format,
+)
+
+from fx2relax.params import inverse
 
 aten = torch.ops.aten
 
@@ -94,6 +100,22 @@ def _batch_norm(target: Any, *positions: int) -> Callable[..., Any]:
     return rule
 
 
+def _angle(x: torch.Tensor) -> Any:
+    """Eager's are compact for complex numbers, and laid out as `x` is for others."""
+    if not x.is_complex() or is_contiguous_or_false(x):
+        return NotImplemented
+    return aten.angle.default(x.contiguous())
+
+
+def _binary_cross_entropy(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Laid out as `x` is in eager, and as `target` by PyTorch's rule."""
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    if target.dim() != x.dim() or is_contiguous_or_false(target.permute(order)):
+        return NotImplemented
+    target = target.permute(order).contiguous().permute(inverse(order))
+    return aten.binary_cross_entropy.default(x, target, *args, **kwargs)
+
+
 def _roll(x: torch.Tensor, shifts: list[int], dims: tuple[int, ...] | list[int] = ()) -> Any:
     """Eager joins two parts of `x`: what is channels_last stays so if both of the parts are."""
     if is_contiguous_or_false(x) or not dims:
@@ -144,6 +166,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     ),
     **{target: _compact(target, *positions) for target, positions in _COMPACT.items()},
     **{target: _batch_norm(target, *positions) for target, positions in _BATCH_NORM.items()},
+    aten.angle.default: _angle,
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.roll.default: _roll,
     aten.unique_dim.default: _unique_dim,
     aten.unique_dim_consecutive.default: _unique_dim_consecutive,

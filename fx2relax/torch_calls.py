@@ -72,7 +72,7 @@ class Layout:
     @classmethod
     def of(cls, val: Any) -> Layout | None:
         """The layout of a fake tensor; None where it is that of a compact tensor."""
-        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        if not isinstance(val, torch.Tensor) or not is_plain(val):
             return None
         strides = concrete(val.stride())
         axes = [axis for axis, size in enumerate(concrete(val.shape)) if size != 1]
@@ -117,9 +117,13 @@ class TorchCall:
             (list(node.args), dict(node.kwargs)), is_leaf=is_leaf
         )
         self.val = node.meta.get("val")
-        # A draw fills memory in its order, so that its numbers depend on its operands' strides.
+        # A draw fills memory in its order, so that its numbers depend on its operands' strides; so
+        # do the strides of what Relax has no type for, a complex result, which is returned as is.
+        strided = is_random(node.target) or not all(
+            is_plain(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
+        )
         self._layouts: list[Layout | None] = [
-            Layout.of(leaf.meta.get("val")) if is_random(node.target) else None
+            Layout.of(leaf.meta.get("val")) if strided else None
             for leaf in self.leaves
             if isinstance(leaf, Node)
         ]

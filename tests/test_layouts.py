@@ -40,6 +40,16 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "logsigmoid": F.logsigmoid,
     "scalar powers": lambda x: (2**x, torch.float_power(2.0, x)),
     "rrelu": F.rrelu,
+    "complex": lambda x: (
+        torch.complex(x, x.sin()),
+        torch.polar(x.abs(), x) * 2,
+        torch.complex(x, x.cos()).angle(),
+    ),
+    "max_pool1d": lambda x: F.max_pool1d(x if x.dim() == 3 else x[0], 2),
+    "losses in the order of their input": lambda x: (
+        _ones(F.soft_margin_loss, "none")(x),
+        _ones(F.binary_cross_entropy, "none")(x.sigmoid()),
+    ),
     "losses": lambda x: tuple(
         _ones(loss, reduction)(x)
         for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss)
@@ -51,7 +61,7 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(name: str, layout: str) -> None:
-    assert_matches_eager(RESULTS[name], LAYOUTS[layout](), torch_calls=name == "rrelu")
+    assert_matches_eager(RESULTS[name], LAYOUTS[layout](), torch_calls=name in ("rrelu", "complex"))
 
 
 @pytest.mark.parametrize("name", ["roll", "batch_norm", "logsigmoid"])
@@ -64,8 +74,11 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "mse_loss": _ones(F.mse_loss, "mean"),
     "smooth_l1_loss": _ones(F.smooth_l1_loss, "mean"),
     "huber_loss": _ones(F.huber_loss, "sum"),
+    "max_pool1d": lambda x: F.max_pool1d(x if x.dim() == 3 else x[0], 2),
     "each loss": _ones(F.mse_loss, "none"),
     "logsigmoid": F.logsigmoid,
+    "soft_margin_loss": _ones(F.soft_margin_loss, "none"),
+    "binary_cross_entropy": lambda x: _ones(F.binary_cross_entropy, "mean")(x.sigmoid()),
     "batch_norm": lambda x: _batch_norm(x, True),
     "batch_norm of known numbers": lambda x: _batch_norm(x, False),
 }

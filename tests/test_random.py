@@ -72,7 +72,7 @@ def test_draws_fill_memory_in_its_order(layout: str) -> None:
             *(F.dropout(x, 0.5), *torch.native_dropout(x, 0.5, True), x.clone().geometric_(0.3)),
             *(torch.poisson(x), torch.binomial(x.round(), x), torch._standard_gamma(x + 1)),
             *(torch.normal(x, x), torch.normal(x, 2.0), torch.normal(2.0, x)),
-            torch.multinomial(x.flatten(1), 2),
+            *(torch.multinomial(x.flatten(1), 2), F.alpha_dropout(x, 0.5, training=True)),
         )
 
     assert_matches_eager(fn, LAYOUTS[layout](), seed=6, torch_calls=True)
