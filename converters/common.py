@@ -122,7 +122,9 @@ def reshape(x: Any, sizes: Sequence[Any]) -> Any:
 
 
 def product(sizes: Sequence[Any]) -> Any:
-    """The product of sizes; 1 for none."""
+    """The product of sizes; 1 for none, and 0 as soon as one is, which TVM may not see."""
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return 0
     result: Any = 1
     for size in sizes:
         result = result * size

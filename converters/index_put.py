@@ -22,7 +22,6 @@ from .common import (
     product,
     reshape,
     shape,
-    shape_expr,
 )
 from .data_dependent import truth_of
 from .indexing import indexed_axes, masks_of, split_masks
@@ -75,6 +74,7 @@ def rows(
 @converts(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     """``self[indices] = values``, or added to it; several values for one place add up."""
+    _refuse_indices(self, indices)
     masked = _masked(self, indices, values, accumulate)
     if masked is not None:
         return masked
@@ -85,9 +85,6 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
     certain = count is not None and provable(wide(count) > 1)
     indices = split_masks(indices, count if certain else None)
     axes, adjacent = indexed_axes(indices)
-    if not axes:
-        whole = op.broadcast_to(values, shape_expr(shape(self)))
-        return op.add(self, whole) if accumulate else whole
     rank = ndim(self)
     order = list(range(rank))
     first, rest = axes[0], shape(self)[axes[0] + len(axes) :]
@@ -105,6 +102,25 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
     if adjacent:
         return result
     return op.permute_dims(result, [order.index(a) for a in range(rank)])
+
+
+def _refuse_indices(self: Any, indices: Sequence[Any]) -> None:
+    """Raise for what eager refuses by the shapes alone; PyTorch's trace lets it through."""
+    if all(index is None for index in indices):
+        raise IndexError("no index")
+    sizes, masks, axis = shape(self), masks_of(indices), 0
+    for place, index in enumerate(indices):
+        own = shape(index) if index is not None else []
+        if place in masks:
+            for mine, given in zip(sizes[axis:], own, strict=False):
+                if isinstance(mine, int) and isinstance(given, int) and mine != given:
+                    raise IndexError("the mask's shape does not match that of the tensor")
+            axis += len(own)
+            continue
+        count = product(own) if index is not None else 0
+        if isinstance(count, int) and count and isinstance(sizes[axis], int) and not sizes[axis]:
+            raise IndexError("index is out of bounds for a dimension of size 0")
+        axis += 1
 
 
 def _mask_count(self: Any, indices: Sequence[Any], values: Any) -> Any:

@@ -38,7 +38,10 @@ def offset(at: Sequence[Any], strides: Sequence[Any]) -> Any:
 
 
 def broadcast_sizes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
-    """The shape that shapes broadcast to; PyTorch has checked that they do."""
+    """The shape that shapes broadcast to.
+
+    Raises ValueError for those that do not; PyTorch has checked it, but not for indices.
+    """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Any] = [1] * rank
     for sizes in shapes:
@@ -46,17 +49,23 @@ def broadcast_sizes(shapes: Sequence[Sequence[Any]]) -> list[Any]:
             known = isinstance(result[axis], int) and not is_one(result[axis])
             if not is_one(size) and not known:
                 result[axis] = size
+            elif known and isinstance(size, int) and size not in (1, result[axis]):
+                raise ValueError(f"sizes {shapes} do not broadcast")
     return result
 
 
 def spread(x: Any, sizes: Sequence[Any], message: str, kind: str) -> Any:
     """A tensor broadcast to a shape, where only the data may tell whether a size of it is 1.
 
-    Raises, when run, an exception of `kind` where such a size is neither 1 nor the shape's.
+    Raises, when run, an exception of `kind` where such a size is neither 1 nor the shape's;
+    ValueError at once where that is plain.
     """
     own = [*[1] * (len(sizes) - len(shape(x))), *shape(x)]
-    fits = [is_one(o) or equal(o, s) for o, s in zip(own, sizes, strict=True)]
-    if all(equal(o, s) for o, s in zip(own, sizes, strict=True)) and len(shape(x)) == len(own):
+    pairs = list(zip(own, sizes, strict=True))
+    fits = [is_one(o) or equal(o, s) for o, s in pairs]
+    if any(isinstance(o, int) and isinstance(s, int) and o not in (1, s) for o, s in pairs):
+        raise ValueError(message)
+    if all(equal(o, s) for o, s in pairs) and len(shape(x)) == len(own):
         return x
     if all(fits):
         return op.broadcast_to(x, shape_expr(sizes))

@@ -104,12 +104,20 @@ def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
 
 
 def concrete(values: Sequence[Any]) -> list[int]:
-    """Sizes or strides as ints; a symbolic one by the hint that it was captured with."""
+    """Sizes or strides as ints; a symbolic one by the hint that it was captured with.
+
+    A symbol that only the data tells counts as 2, in products as well.
+    """
     return [_hint(v) for v in values]
 
 
 def _hint(value: Any) -> int:
-    if isinstance(value, torch.SymInt):
-        hint = value.node.hint
-        return int(hint) if hint is not None else 2
-    return int(value)
+    if not isinstance(value, torch.SymInt):
+        return int(value)
+    node = value.node
+    if node.hint is not None:
+        return int(node.hint)
+    env = node.shape_env
+    # Its name in newer PyTorch, and the one before.
+    known = getattr(env, "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val")
+    return int(node.expr.xreplace({s: known.get(s, 2) for s in node.expr.free_symbols}))

@@ -146,6 +146,15 @@ def test_a_write_beside_elements_that_share_memory() -> None:
     assert_matches_eager(function, _ordered(4))
 
 
+def test_as_many_rows_as_a_mask_chooses_share_no_memory() -> None:
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x[:, mask, 1:] += 2
+        return x
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_matches_eager(function, _ordered(3, 4, 3), _ordered(4) > 1)
+
+
 def test_shared_elements_written_all_at_once() -> None:
     refused = lambda x: (x * 1).expand(2, 4).mul_(2)  # noqa: E731
     torch._dynamo.reset()
