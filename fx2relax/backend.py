@@ -21,15 +21,16 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, pipeline, registry, report
+from fx2relax import decompositions, kept, pipeline, registry, report, rng_states
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
+from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
 from fx2relax.options import Options
 from fx2relax.overlapping import overlapping_write
-from fx2relax.params import InputSpec, concrete, dense_permutation, overlaps
+from fx2relax.params import InputSpec
 from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_plain
 from fx2relax.runtime.program import Program
@@ -181,6 +182,7 @@ class _Compiler:
         self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
     ) -> Callable[..., Any]:
         device = _device(graph)
+        rng_states.fill_in(graph)
         imported = import_graph(
             graph,
             specs,

@@ -15,7 +15,7 @@ from torch._prims_common import (
 from torch.nn import functional
 
 from fx2relax import chunked_losses, linear_algebra, strided
-from fx2relax.params import inverse
+from fx2relax.layouts import inverse
 from fx2relax.registry import lookup
 from fx2relax.whole import keep
 

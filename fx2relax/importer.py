@@ -35,8 +35,9 @@ from fx2relax.errors import (
     target_name,
 )
 from fx2relax.imported import Imported
+from fx2relax.layouts import inverse
 from fx2relax.outputs import arrange
-from fx2relax.params import InputSpec, in_relax_order, inverse
+from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter, lookup
 from fx2relax.scalars import NO_OPERATION, Scalars

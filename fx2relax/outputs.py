@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
-from fx2relax.params import concrete, dense_permutation, is_dense
+from fx2relax.layouts import concrete, dense_permutation, is_dense
 from fx2relax.routes import is_plain
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax.params import overlaps
+from fx2relax.layouts import overlaps
 
 Node = torch.fx.Node
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fx2relax import decompositions, dtypes, kept
 from fx2relax.compat import op
 from fx2relax.errors import ImportFailure, source_line
-from fx2relax.params import concrete, dense_permutation, inverse, is_dense
+from fx2relax.layouts import concrete, dense_permutation, inverse, is_dense
 from fx2relax.registry import Converter, lookup
 
 Node = torch.fx.Node

@@ -15,7 +15,7 @@ from torch._prims_common import (
     suggest_memory_format,
 )
 
-from fx2relax.params import inverse
+from fx2relax.layouts import inverse
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from fx2relax.compat import (
     relax,
 )
 from fx2relax.errors import source_line, target_name
-from fx2relax.params import concrete, inverse
+from fx2relax.layouts import concrete, inverse
 from fx2relax.routes import flat_arguments, is_leaf, is_plain
 from fx2relax.scalars import as_operand
 

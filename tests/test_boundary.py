@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fx2relax.importer import import_graph
-from fx2relax.params import InputSpec, dense_permutation
+from fx2relax.layouts import dense_permutation
+from fx2relax.params import InputSpec
 from fx2relax.pipeline import build
 from fx2relax.runtime.boundary import ALIGNMENT, ready
 from fx2relax.runtime.program import Program

@@ -43,6 +43,8 @@ LAYERS = [
             "chunked_losses",
             "covariance",
             "strided",
+            "rng_states",
+            "layouts",
             "recurrent",
             "recurrent_cells",
             "upsampling",

@@ -13,8 +13,9 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor, tvm_ffi
+from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
-from fx2relax.params import InputSpec, inverse
+from fx2relax.params import InputSpec
 
 ALIGNMENT = 64
 
