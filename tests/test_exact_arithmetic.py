@@ -107,3 +107,16 @@ def test_a_choice_between_elements_in_half_precision() -> None:
 
     assert_matches_eager(fn, torch.arange(9.0).view(3, 3))
     assert_matches_eager(fn, torch.arange(9.0).view(3, 3), dynamic=True)
+
+
+def test_indices_that_start_over_at_a_power_of_two() -> None:
+    """LLVM's vectorizer takes 16 elements in a row for those at ``i & 3``."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x = torch.randn(6, 3, 4)
+        assert_matches_eager(lambda x: torch.kron(x, x).transpose(1, 2).contiguous(), x)
+        assert_matches_eager(lambda x: x.repeat(2, 3, 4).transpose(1, 2).contiguous(), x)
+        assert_matches_eager(lambda x: x.flatten()[torch.arange(40) % 8] * 2, x)
+    finally:
+        torch.set_num_threads(threads)

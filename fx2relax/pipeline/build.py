@@ -19,7 +19,8 @@ from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
-from .target import as_target
+from .masks import holds_masks
+from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
 
@@ -68,10 +69,8 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     share_threads()
-    return _assemble(lowered, target)
-
-
-def _assemble(lowered: Any, target: Any) -> Any:
+    if holds_masks(lowered):
+        target = without_loop_vectorizer(target)
     with target:
         pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
         return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)

@@ -21,6 +21,15 @@ def host_target() -> Any:
     )
 
 
+def without_loop_vectorizer(target: Any) -> Any:
+    """The same target, without LLVM's own vectorizer; loops that are vectors already stay so."""
+    config = dict(target.export())
+    if str(config["kind"]) != "llvm":
+        return target
+    config["cl-opt"] = [*config.get("cl-opt", []), "-vectorize-loops:bool=false"]
+    return tvm.target.Target(config)
+
+
 def as_target(target: Any) -> Any:
     """A `tvm.target.Target` of a target, a dict, a string or None (this machine)."""
     if target is None:
