@@ -89,4 +89,7 @@ def _storage(node: Node) -> int | None:
     val = node.meta.get("example_value")
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
-    return int(val.untyped_storage()._cdata)
+    try:
+        return int(val.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor that `torch.func` wraps
+        return None

@@ -11,6 +11,8 @@ from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 EXACT = {
     "airy_ai": mpmath.airyai,
     "bessel_j0": lambda x: mpmath.besselj(0, x),

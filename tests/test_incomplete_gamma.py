@@ -11,6 +11,8 @@ from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 VALUES = [0.0, -0.0, 1e-30, 1e-3, 0.3, 0.9, 1.0, 1.2, 3.0, 20.0, 31.0, 45.0, 200.0, 310.0, 1e4]
 VALUES += [1.02e4, -1.0, INF, -INF, NAN]
 

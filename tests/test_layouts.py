@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fx2relax.testing import assert_matches_eager, copied
 
+pytestmark = pytest.mark.sweep
+
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "permuted": lambda: torch.randn(6, 4, 3).permute(0, 2, 1),
     "channels_last": lambda: torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last),

@@ -10,9 +10,12 @@ from torch import linalg
 import fx2relax
 from fx2relax.testing import assert_matches_eager
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.(cholesky|lu|qr|triangular_solve|lu_solve) is deprecated"
-)
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.filterwarnings(
+        "ignore:torch.(cholesky|lu|qr|triangular_solve|lu_solve) is deprecated"
+    ),
+]
 
 
 def square(*batch: int, n: int = 5, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -16,9 +16,12 @@ import fx2relax
 from fx2relax.testing import assert_matches_eager
 
 NONE = {"library": "none"}
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.(cholesky|lu|qr|triangular_solve|lu_solve) is deprecated"
-)
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.filterwarnings(
+        "ignore:torch.(cholesky|lu|qr|triangular_solve|lu_solve) is deprecated"
+    ),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

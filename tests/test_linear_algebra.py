@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 NAN, INF = float("nan"), float("inf")
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -9,6 +9,8 @@ from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 NAMES = [
     *[f"chebyshev_polynomial_{kind}" for kind in "tuvw"],
     *[f"shifted_chebyshev_polynomial_{kind}" for kind in "tuvw"],

@@ -7,14 +7,14 @@ from programs.check import check
 from programs.generate import generate
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_as_eager(seed: int) -> None:
     program = generate(seed)
     verdict = check(program)
     assert not verdict.error or verdict.upstream, program.describe() + verdict.error
 
 
-@pytest.mark.parametrize("seed", range(1000, 1006))
+@pytest.mark.parametrize("seed", range(1000, 1004))
 def test_at_three_sizes_as_eager(seed: int) -> None:
     program = generate(seed, dynamic=True)
     verdict = check(program, dynamic=True)

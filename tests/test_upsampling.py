@@ -11,6 +11,8 @@ from tvm.relax.frontend import detach_params
 import fx2relax
 from fx2relax.testing import assert_matches_eager, close
 
+pytestmark = pytest.mark.sweep
+
 
 def data(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(0)
