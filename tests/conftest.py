@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import pytest
 
@@ -14,19 +15,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="every row of the long tables")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Decide once: workers are given the options, and another command line."""
-    if not hasattr(config, "workerinput"):
-        everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        config.option.sampled = everything and not config.option.whole and not config.option.keyword
+def _sampled(config: pytest.Config) -> bool:
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return everything and not config.option.whole and not config.option.keyword
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker, which is given another command line."""
+    node.workerinput["sampled"] = _sampled(node.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.option.sampled:
+    given = getattr(config, "workerinput", None)
+    if not (_sampled(config) if given is None else given["sampled"]):
         return
-    left = [i for i in items if i.get_closest_marker("sweep") and not _chosen(i)]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [i for i in items if i not in set(left)]
+    left = {i for i in items if i.get_closest_marker("sweep") and not _chosen(i)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [i for i in items if i not in left]
 
 
 def _chosen(item: pytest.Item) -> bool:
