@@ -25,7 +25,10 @@ KINDS = {
     "relu": (nn.RNN, {"nonlinearity": "relu"}),
     "projected": (nn.LSTM, {"proj_size": 3}),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+]
 
 
 def layer(kind: str, *sizes: int, **settings):
