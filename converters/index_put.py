@@ -75,12 +75,12 @@ def rows(
 def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     """``self[indices] = values``, or added to it; several values for one place add up."""
     _refuse_indices(self, indices)
-    masked = _masked(self, indices, values, accumulate)
+    count = _mask_count(self, indices, values)
+    masked = _masked(self, indices, values, accumulate) if is_one(count) else None
     if masked is not None:
         return masked
     if dtype(values) != dtype(self):
         raise Unsupported("values of another dtype, which PyTorch refuses")
-    count = _mask_count(self, indices, values)
     # A size that only the data tells may be 1, and is then broadcast.
     certain = count is not None and provable(wide(count) > 1)
     indices = split_masks(indices, count if certain else None)
@@ -136,13 +136,11 @@ def _mask_count(self: Any, indices: Sequence[Any], values: Any) -> Any:
 
 def _masked(self: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
     """A lone mask with the same values for every element that it chooses: a `where`."""
-    masks = masks_of(indices)
-    if len(masks) != 1 or any(x is not None for i, x in enumerate(indices) if i != masks[0]):
-        return None
-    mask, first = indices[masks[0]], masks[0]
+    (first,) = masks_of(indices)
+    mask = indices[first]
     covered = ndim(mask)
     behind = ndim(self) - first - covered
-    if covered == 0 or not is_one(_mask_count(self, indices, values)):
+    if covered == 0:
         return None
     sizes = shape(values)
     if all(is_one(s) for s in sizes) and not accumulate:

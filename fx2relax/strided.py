@@ -43,12 +43,11 @@ def _slices(x: torch.Tensor, dim: int, distinct: Callable[[torch.Tensor], Any]) 
     return found.movedim(0, dim), *rest
 
 
-def _unique_dim(x: torch.Tensor, dim: int, *flags: bool) -> Any:
-    return _slices(x, dim, lambda moved: aten.unique_dim(moved, 0, *flags))
+def _along(target: Any) -> Callable[..., Any]:
+    def rule(x: torch.Tensor, dim: int, *flags: bool) -> Any:
+        return _slices(x, dim, lambda moved: target(moved, 0, *flags))
 
-
-def _unique_dim_consecutive(x: torch.Tensor, dim: int, *flags: bool) -> Any:
-    return _slices(x, dim, lambda moved: aten.unique_dim_consecutive(moved, 0, *flags))
+    return rule
 
 
 def _unique_consecutive(
@@ -63,6 +62,13 @@ def _unique_consecutive(
     return _slices(x, dim, lambda moved: aten.unique_consecutive(moved, *flags, 0))
 
 
+def _with(target: Any, args: Any, given: Any, kwargs: Any) -> Any:
+    """The operator on other operands; declined where they are the same ones."""
+    if all(a is b for a, b in zip(args, given, strict=True)):
+        return NotImplemented
+    return target(*given, **kwargs)
+
+
 def _compact(target: Any, *positions: int) -> Callable[..., Any]:
     """Results that are compact in eager whatever their operands are; PyTorch's rule keeps strides.
 
@@ -75,9 +81,7 @@ def _compact(target: Any, *positions: int) -> Callable[..., Any]:
             value = given[position]
             if isinstance(value, torch.Tensor) and not is_contiguous_or_false(value):
                 given[position] = value.contiguous()
-        if all(a is b for a, b in zip(args, given, strict=True)):
-            return NotImplemented
-        return target(*given, **kwargs)
+        return _with(target, args, given, kwargs)
 
     return rule
 
@@ -93,9 +97,7 @@ def _batch_norm(target: Any, *positions: int) -> Callable[..., Any]:
         given = list(args)
         for position in positions:
             given[position] = args[position].contiguous(memory_format=layout)
-        if all(a is b for a, b in zip(args, given, strict=True)):
-            return NotImplemented
-        return target(*given, **kwargs)
+        return _with(target, args, given, kwargs)
 
     return rule
 
@@ -169,7 +171,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.angle.default: _angle,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.roll.default: _roll,
-    aten.unique_dim.default: _unique_dim,
-    aten.unique_dim_consecutive.default: _unique_dim_consecutive,
+    aten.unique_dim.default: _along(aten.unique_dim.default),
+    aten.unique_dim_consecutive.default: _along(aten.unique_dim_consecutive.default),
     aten.unique_consecutive.default: _unique_consecutive,
 }

@@ -15,13 +15,7 @@ from .results import own_results
 def fuse(mod: Any) -> Any:
     """Fuse the `call_tir` kernels of a legalised module; other calls stay as they are."""
     passes = relax.transform
-    mod = tvm.transform.Sequential(
-        [
-            passes.ConvertToDataflow(),
-            passes.AnnotateTIROpPattern(),
-            passes.FoldConstant(),
-        ]
-    )(mod)
+    mod = tvm.transform.Sequential([passes.ConvertToDataflow(), passes.FoldConstant()])(mod)
     mod = own_results(_without_empty_constants(mod))
     mod = passes.FuseOps()(passes.AnnotateTIROpPattern()(mod))
     return tvm.transform.Sequential([passes.FuseTIR(), passes.DeadCodeElimination()])(

@@ -112,7 +112,7 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
     if spec.view is not None:
         size, stride, offset = (tuple(results[i]) for i in spec.view)
         base = arguments[spec.index] if spec.kind == "input_view" else results[spec.index]
-        if spec.dtype is None or base.dtype == spec.dtype:
+        if base.dtype == spec.dtype:
             return base.as_strided(size, stride, base.storage_offset() + offset[0])
         bits = torch.empty(0, dtype=spec.dtype, device=base.device)
         before = base.storage_offset() * base.element_size() // bits.element_size()
