@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fx2relax import dtypes
+from fx2relax import bounds, dtypes
 
 from .common import (
     cast,
@@ -152,13 +152,27 @@ def variance_and_mean(x: Any, dims: Sequence[int], correction: Any, keepdim: boo
     if any(s == 0 for s in shape(x)):
         nothing = full(reduced_shape(x, dims, keepdim), float("nan"), kind)
         return nothing, nothing
-    mean = emit(op.mean(x, list(dims), keepdims=True)) if ndim(x) else x
+    mean = _mean(x, dims) if ndim(x) else x
     deviation = emit(op.subtract(x, mean))
     squares = emit(op.multiply(deviation, deviation))
     variance = scaled_sum(squares, dims, keepdim, correction)
     if not keepdim and dims:
         mean = op.squeeze(mean, list(dims))
     return variance, mean
+
+
+def _mean(x: Any, dims: Sequence[int]) -> Any:
+    """Mean over axes that are kept; values that are all equal have exactly theirs.
+
+    What is left of a rounded mean would be their deviation, and its reciprocal a gradient.
+    """
+    if not dims:
+        return x
+    if not all(bounds.provable(bounds.wide(shape(x)[d]) > 0) for d in dims):
+        return emit(op.mean(x, list(dims), keepdims=True))
+    starts, ends = [0] * len(dims), [1] * len(dims)
+    first = emit(op.strided_slice(x, list(dims), starts, ends, assume_inbound=True))
+    return emit(op.add(first, op.mean(op.subtract(x, first), list(dims), keepdims=True)))
 
 
 def _moments(self: Any, dim: Any, correction: Any, keepdim: bool, root: bool) -> Any:

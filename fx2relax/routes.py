@@ -124,7 +124,9 @@ def decompose(node: Node) -> torch.fx.GraphModule | None:
         remaining = iter(values)
         filled = [next(remaining) if isinstance(v, Node) else v for v in leaves]
         args, kwargs = pytree.tree_unflatten(filled, structure)
-        return rule(*args, **kwargs)
+        result = rule(*args, **kwargs)
+        # A named tuple would be a node of its own.
+        return tuple(result) if isinstance(result, tuple) else result
 
     mode = next((v.fake_mode for v in operands if hasattr(v, "fake_mode")), None)
     try:

@@ -114,6 +114,15 @@ def test_half_precision_is_accumulated_in_float32():
     assert_matches_eager(fn, seeded(5000, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_equal_values_deviate_by_nothing(dynamic):
+    def fn(x):
+        rows = (x[:, None] * 1.7).expand(-1, 7)
+        return rows.std(1), rows.var((0, 1)), torch.var_mean(rows, 1)
+
+    assert_matches_eager(fn, torch.rand(6) + 0.1, dynamic=dynamic, grad=True, tol=1e-6)
+
+
 def test_large_means_spoil_no_variance():
     x = seeded(4, 500) + 10_000
     assert_matches_eager(lambda x: (x.var(1), x.std(0), torch.var_mean(x)), x, tol=1e-3)

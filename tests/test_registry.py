@@ -12,6 +12,7 @@ import fx2relax
 from fx2relax import registry
 from fx2relax.compat import op
 from fx2relax.registry import converts, lookup, overrides
+from fx2relax.testing import assert_matches_eager
 
 
 def test_taken_target_is_refused():
@@ -122,3 +123,11 @@ def test_broken_third_party_converters_are_named(monkeypatch):
     monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda *, group: [Entry])
     with pytest.raises(fx2relax.RegistrationError, match=r"someone .* no such file"):
         registry.load_third_party()
+
+
+def test_a_decomposition_into_a_named_tuple():
+    def declines(*args, **kwargs):
+        raise fx2relax.Unsupported("any tensor")
+
+    with overrides({torch.ops.aten.var_mean.correction: declines}):
+        assert_matches_eager(torch.var_mean, torch.randn(3, 4), torch_calls=True)
