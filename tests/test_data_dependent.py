@@ -9,6 +9,8 @@ import torch
 
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 NAN = float("nan")
 X = torch.tensor([[1.0, 0.0, -2.0], [NAN, -0.0, 3.0]])
 

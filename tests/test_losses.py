@@ -8,6 +8,8 @@ from special_values import INF, seeded
 import fx2relax
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 REDUCTIONS = ("none", "mean", "sum")
 TARGET = torch.tensor([1, 0, 4, 2, -100, 3])
 SHARES = seeded(6, 5, seed=3).softmax(1)

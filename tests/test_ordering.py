@@ -6,6 +6,8 @@ from special_values import FLOATS, INF, INTEGERS, NAN, odd, seeded
 
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture
 def sizes_from_data():

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -11,6 +11,8 @@ import torch
 
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 Many = tuple[torch.Tensor, ...]
 NAN, INF = float("nan"), float("inf")
 AT = torch.tensor([[0, 2, 1, 0], [2, 2, 0, 0]])

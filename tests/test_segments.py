@@ -9,6 +9,8 @@ from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 REDUCTIONS = ["max", "min", "mean", "sum", "prod"]
 LENGTHS = torch.tensor([3, 2, 3, 0, 1, 2])
 

@@ -9,6 +9,8 @@ from fx2relax.compat import relax, tvm
 from fx2relax.pipeline import build
 from fx2relax.testing import assert_matches_eager
 
+pytestmark = pytest.mark.sweep
+
 
 def everything(x, dim):
     both = {"return_inverse": True, "return_counts": True, "dim": dim}
