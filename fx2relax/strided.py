@@ -137,6 +137,29 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: tuple[int, ...] | list[int] 
     return aten.roll.default(x.contiguous(), shifts, dims).contiguous(memory_format=layout)
 
 
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+    """What permuted indices choose is laid out as they are in eager, and compact by PyTorch's rule.
+
+    The axes of the indices are put in the order of memory, and in their own order afterwards.
+    """
+    tensors = [i for i in indices if i is not None]
+    if any(i.dtype in (torch.bool, torch.uint8) for i in tensors):
+        return NotImplemented
+    wide = torch.broadcast_tensors(*tensors)
+    order, _ = compute_elementwise_output_logical_to_physical_perm(*wide)
+    rank = len(order)
+    if order == list(range(rank)):
+        return NotImplemented
+    ordered = iter(wide)
+    given = [None if i is None else next(ordered).permute(order) for i in indices]
+    places = [n for n, i in enumerate(indices) if i is not None]
+    together = places[-1] - places[0] == len(places) - 1
+    first = places[0] if together else 0
+    result = aten.index.Tensor(x, given)
+    back = [first + axis for axis in inverse(order)]
+    return result.permute(*range(first), *back, *range(first + rank, result.dim()))
+
+
 # Where the operands stand that decide on the strides.
 _COMPACT: dict[Any, tuple[int, ...]] = {
     aten._standard_gamma.default: (0,),
@@ -170,6 +193,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{target: _batch_norm(target, *positions) for target, positions in _BATCH_NORM.items()},
     aten.angle.default: _angle,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.index.Tensor: _index,
     aten.roll.default: _roll,
     aten.unique_dim.default: _along(aten.unique_dim.default),
     aten.unique_dim_consecutive.default: _along(aten.unique_dim_consecutive.default),

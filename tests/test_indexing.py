@@ -71,6 +71,16 @@ def _picked(x: torch.Tensor, i: torch.Tensor) -> Many:
     )
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_permuted_indices_decide_on_strides(dynamic: bool) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> Many:
+        i, j = i.permute(2, 0, 1), j.permute(2, 0, 1)
+        return x[0, 0][j], x[i], x[:, i], x[..., j], x[i, :, j], x[:, i, j]
+
+    i, j = torch.randint(-3, 3, (2, 3, 4)), torch.randint(-5, 5, (2, 3, 4))
+    assert_matches_eager(fn, _ordered(3, 5, 5), i, j, grad=True, dynamic=dynamic)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.bool])
 def test_picked(dtype: torch.dtype) -> None:
     x = _ordered(3, 4).to(dtype)
