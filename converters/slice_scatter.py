@@ -197,11 +197,17 @@ def _empty(x: Any) -> Any:
 def unfold_backward(
     grad_in: Any, input_sizes: Sequence[Any], dim: int, size: int, step: int
 ) -> Any:
-    """For each element the sum of the gradients of its places in the windows."""
+    """For each element the sum of the gradients of its places in the windows.
+
+    `istft` hands it a gradient that has 1 where the input has its batch.
+    """
     rank = len(input_sizes)
     if rank == 0:
         return reshape(grad_in, [])
     axis = normalize_axis(dim, rank)
+    sizes = [*input_sizes, size]
+    sizes[axis] = shape_of(grad_in)[axis]
+    grad_in = op.broadcast_to(grad_in, shape_expr(sizes))
     kind = dtype(grad_in)
     wider = compute_dtype(kind)
 

@@ -264,3 +264,11 @@ def test_pixels_and_channels() -> None:
 def test_indices_that_run_backwards(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     # TVM's map of iterators loses where such an index starts.
     assert_matches_eager(view, torch.randn(4, 4, dtype=torch.float64))
+
+
+def test_windows_of_one_batch_for_many():
+    def fn(grad):
+        return torch.ops.aten.unfold_backward(grad, [5, 20], 1, 10, 2)
+
+    assert_matches_eager(fn, torch.randn(1, 6, 10))
+    assert_matches_eager(fn, torch.randn(5, 6, 10))
