@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .common import Promotion, Unsupported, const, converts, op
+from .common import Promotion, Unsupported, cast, compute_dtype, const, converts, dtype, emit, op
 from .elementwise import elementwise, number, select
 
 aten = torch.ops.aten
@@ -37,6 +37,17 @@ def gelu(self: Any, *, approximate: str = "none") -> Any:
 def silu(self: Any) -> Any:
     """``self * sigmoid(self)``."""
     return op.nn.silu(self)
+
+
+@converts(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(grad_output: Any, self: Any) -> Any:
+    """A sixth of the gradient between -3 and 3; eager's sixth is float32's, for float64 as well."""
+    kind = dtype(grad_output)
+    inside = op.logical_and(op.greater(self, const(-3.0, self)), op.less(self, const(3.0, self)))
+    wide = emit(cast(grad_output, compute_dtype(kind)))
+    sixth = torch.tensor(1 / 6, dtype=torch.float32).item()
+    scaled = cast(op.multiply(wide, const(sixth, wide)), kind)
+    return op.where(inside, scaled, const(0.0, grad_output))
 
 
 @converts(aten.rrelu_with_noise_functional.default)

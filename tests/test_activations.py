@@ -148,3 +148,8 @@ def test_dropout_in_eval_is_nothing():
 @pytest.mark.parametrize("module", [nn.Dropout(0.3), nn.Dropout2d(0.3), nn.AlphaDropout(0.3)])
 def test_dropout_draws_what_eager_draws(module):
     assert_matches_eager(module, seeded(4, 30, 5, 5), grad=True, seed=1, torch_calls=True)
+
+
+def test_the_gradient_of_hardsigmoid_has_float32s_sixth():
+    x = torch.linspace(-4, 4, 17, dtype=torch.float64)
+    assert_matches_eager(F.hardsigmoid, x, grad=True, tol=1e-15)
