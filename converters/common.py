@@ -20,12 +20,13 @@ from fx2relax.compat import (
     tirx,
     topi,
 )
-from fx2relax.errors import Unsupported
+from fx2relax.errors import Refused, Unsupported
 from fx2relax.registry import Promotion, converts
 
 __all__ = [
     "Expr",
     "Promotion",
+    "Refused",
     "Unsupported",
     "cast",
     "compute_dtype",

@@ -22,6 +22,7 @@ from .elementwise import (
     same_tensor,
     select,
 )
+from .refusals import fitting, numbers_overflow
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -203,7 +204,12 @@ def _ignoring(a: Any, b: Any, rule: Any, first: Any) -> Any:
 _BOUNDS = ("self", "min", "max")
 
 
-@converts(aten.clamp.default, promote=Promotion.DEFAULT, promote_args=_BOUNDS)
+@converts(
+    aten.clamp.default,
+    promote=Promotion.DEFAULT,
+    promote_args=_BOUNDS,
+    refuses=numbers_overflow,
+)
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """The bounds, the upper one last; NaN in any of the three gives NaN."""
     given = [x for x in (min, max) if x is not None]
@@ -223,13 +229,23 @@ def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
     return clamp(self, min, max)
 
 
-@converts(aten.clamp_min.default, aten.clamp_min.Tensor, promote=Promotion.DEFAULT)
+@converts(
+    aten.clamp_min.default,
+    aten.clamp_min.Tensor,
+    promote=Promotion.DEFAULT,
+    refuses=numbers_overflow,
+)
 def clamp_min(self: Any, min: Any) -> Any:
     """`clamp` from below."""
     return clamp(self, min)
 
 
-@converts(aten.clamp_max.default, aten.clamp_max.Tensor, promote=Promotion.DEFAULT)
+@converts(
+    aten.clamp_max.default,
+    aten.clamp_max.Tensor,
+    promote=Promotion.DEFAULT,
+    refuses=numbers_overflow,
+)
 def clamp_max(self: Any, max: Any) -> Any:
     """`clamp` from above."""
     return clamp(self, None, max)
@@ -257,7 +273,7 @@ def prims_where(pred: Any, a: Any, b: Any) -> Any:
 @converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: Any, mask: Any, value: Any) -> Any:
     """A number in place of the chosen elements, in the tensor's dtype."""
-    return op.where(truth(mask), cast(value, dtype(self)), self)
+    return op.where(truth(mask), cast(fitting(value, dtype(self)), dtype(self)), self)
 
 
 @converts(aten.signbit.default, prims.signbit.default)

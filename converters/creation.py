@@ -13,6 +13,7 @@ from fx2relax.compat import const_number, is_prim_expr
 
 from .common import Expr, Unsupported, cast, converts, op, shape, shape_expr
 from .common import dtype as dtype_of
+from .refusals import fitting
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -20,6 +21,7 @@ prims = torch.ops.prims
 
 def filled(sizes: Sequence[Any], value: Any, dtype: str) -> Any:
     """A tensor of one number."""
+    value = fitting(value, dtype)
     element = cast(value, dtype)
     known = const_number(element)
     if known is not None and not math.isfinite(known):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .common import (
+    Refused,
     cast,
     converts,
     dtype,
@@ -104,9 +105,15 @@ def _te_extreme_with_index(x: Any, axis: int, keepdim: bool, largest: bool) -> A
     )
 
 
+def _refuse_nothing(x: Any, dims: Sequence[int]) -> None:
+    if any(s == 0 for s in (shape(x)[d] for d in dims)):
+        raise Refused("an axis without elements, which has no largest and no smallest")
+
+
 def extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
     """The largest or smallest element over axes."""
     kind = dtype(x)
+    _refuse_nothing(x, dims)
     if not dims:
         return x
     if any(s == 0 for s in reduced_shape(x, dims, keepdim)):
@@ -122,6 +129,7 @@ def extreme_with_index(x: Any, dim: int, keepdim: bool, largest: bool) -> tuple[
     """The largest or smallest element over one axis, and the index of the first such."""
     kind = dtype(x)
     dims = axes(x, [dim])
+    _refuse_nothing(x, dims)
     if not dims:
         return x, full([], 0, "int64")
     sizes = reduced_shape(x, dims, keepdim)
@@ -150,6 +158,8 @@ def _register(name: str, largest: bool) -> None:
     @converts(getattr(aten, f"arg{name}").default)
     def index(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         """Without an axis the index in the flattened tensor; NaN wins, the first of equals."""
+        if dtype(self) == "bool":
+            raise Refused("booleans")
         if dim is not None:
             return extreme_with_index(self, dim, keepdim, largest)[1]
         flat = reshape(self, [product(shape(self))])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .common import (
+    Refused,
     cast,
     converts,
     dtype,
@@ -144,6 +145,8 @@ def scattered(
         index = reshape(index, [1])
     rank = ndim(self)
     axis = normalize_axis(dim, rank)
+    if shape(self)[axis] == 0:
+        raise Refused("an axis without elements to write to")
     at = checked([index], [shape(self)[axis]], wrap=False, kind="RuntimeError")
     single = ndim(src) == 0
     extents = shape(index)

@@ -11,6 +11,7 @@ import torch
 from . import special_tables as tables
 from .common import Promotion, cast, converts, dtype, tirx
 from .opaque import T, local
+from .refusals import fractions
 from .statements import each, keep
 
 aten = torch.ops.aten
@@ -266,7 +267,7 @@ def frexp(self: Any) -> Any:
     return cast(mantissa, kind), exponent
 
 
-@converts(aten.gcd.default, prims.gcd.default, promote=Promotion.DEFAULT)
+@converts(aten.gcd.default, prims.gcd.default, promote=Promotion.DEFAULT, refuses=fractions)
 def gcd(self: Any, other: Any) -> Any:
     """Euclid's, of the magnitudes; of zeros it is 0."""
     kind = dtype(self)

@@ -10,6 +10,7 @@ import torch
 
 from .common import Promotion, cast, converts, dtype, is_float, op, tirx
 from .elementwise import elementwise, extern, number, select
+from .refusals import boolean_result
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -87,7 +88,7 @@ def _register_rounding(name: str, relax_op: Callable[..., Any]) -> None:
     def rounding(self: Any) -> Any:
         return relax_op(self) if is_float(self) else self
 
-    converts(*_targets(name), promote=Promotion.DEFAULT)(rounding)
+    converts(*_targets(name), promote=Promotion.DEFAULT, refuses=boolean_result)(rounding)
 
 
 for _name, _op in _ROUNDING.items():
@@ -112,7 +113,7 @@ def round_decimals(self: Any, *, decimals: int) -> Any:
     return elementwise("round_decimals", body, self)
 
 
-@converts(aten.abs.default, prims.abs.default, promote=Promotion.DEFAULT)
+@converts(aten.abs.default, prims.abs.default, promote=Promotion.DEFAULT, refuses=boolean_result)
 def absolute(self: Any) -> Any:
     """The magnitude; the least integer stays as it is."""
     return self if _unsigned(self) else op.abs(self)

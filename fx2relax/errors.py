@@ -46,6 +46,14 @@ class Unsupported(Fx2RelaxError):
     """
 
 
+class Refused(Unsupported):
+    """Raised by a converter for a call that PyTorch refuses; PyTorch then raises its own error.
+
+    Args:
+        what: the argument or combination that PyTorch does not take.
+    """
+
+
 @dataclass(frozen=True)
 class MissingOp:
     """One operator without a route: its name, its uses and the first place of use."""

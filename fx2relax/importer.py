@@ -28,6 +28,7 @@ from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
     ImportFailure,
+    Refused,
     Unsupported,
     UnsupportedOpError,
     missing_ops,
@@ -271,7 +272,7 @@ class Importer:
 
     def _convert(self, node: Node) -> Any:
         target = node.target
-        reason = ""
+        reason, refused = "", False
         if node in self.choices.made:
             self.converted += 1
             return accept(self, node, self.choices.emit(node))
@@ -295,8 +296,8 @@ class Importer:
                 self.converted += 1
                 return result
             except Unsupported as declined:
-                reason = str(declined)
-        if routes.plain_node(node):
+                reason, refused = str(declined), isinstance(declined, Refused)
+        if routes.plain_node(node) and not refused:
             graph = routes.decompose(node)
             if graph is not None:
                 result = self._inline(graph, node)

@@ -11,6 +11,7 @@ from tvm.tirx import compilation_pipeline
 from .bfloat import Broadcast, WidenBFloat16
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
+from .libm import Libm
 from .simplify import flatten, on_indices
 from .tir import kernel_pass
 from .vector import Vectorize
@@ -46,6 +47,7 @@ _divisions = kernel_pass(
     "fx2relax.Divisions", lambda func: Divisions(sizes_of(func)).stmt(func.body)
 )
 _wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body))
+_libm = kernel_pass("fx2relax.Libm", lambda func: Libm().stmt(func.body))
 _store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
@@ -84,6 +86,7 @@ def _host_passes() -> Any:
                 plain.FP8ComputeLegalize(),
                 _divisions,
                 _wrap,
+                _libm,
                 _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),
