@@ -55,6 +55,8 @@ def _left(own: Sequence[Any], given: Sequence[Any]) -> Any:
         else:
             del above[twin]
     numbers = [math.prod(s for s in sizes if isinstance(s, int)) for sizes in (above, below)]
+    if numbers[0] == 0:
+        return 0
     if all(isinstance(s, int) for s in below) and numbers[1] and numbers[0] % numbers[1] == 0:
         return product([s for s in above if not isinstance(s, int)]) * (numbers[0] // numbers[1])
     return product(above) // product(below)

@@ -36,6 +36,7 @@ from fx2relax.routes import is_plain
 from fx2relax.runtime.program import Program
 from fx2relax.shapes import SymbolTable
 from fx2relax.whole import whole_operators
+from fx2relax.writes import copy_kept, take_writes, writing
 
 log = logging.getLogger("fx2relax")
 
@@ -77,6 +78,7 @@ def relax(
                     inference_compiler=compiler.inference,
                     decompositions=decompositions.table(),
                     partition_fn=min_cut_rematerialization_partition,
+                    keep_inference_input_mutations=True,
                 )(kept_module, example_inputs)
         except (Fx2RelaxError, TorchDynamoException):
             raise
@@ -138,6 +140,9 @@ class _Compiler:
         return self._compile(graph, self._specs(graph, freeze=True))
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            copy_kept(graph, context.fw_metadata)
         return self._compile(graph, self._specs(graph, freeze=False))
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -166,6 +171,7 @@ class _Compiler:
 
     def _compile(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> Any:
         start = time.perf_counter()
+        writes = take_writes(graph)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
             with _disable_current_modes():
@@ -175,8 +181,8 @@ class _Compiler:
                 if isinstance(error, Fx2RelaxError):
                     raise
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
-            return self._eager(graph, error, time.perf_counter() - start)
-        return _boxed(_guarded(program, graph))
+            return _boxed(writing(self._eager(graph, error, time.perf_counter() - start), writes))
+        return _boxed(writing(_guarded(program, graph), writes))
 
     def _build(
         self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
@@ -212,8 +218,7 @@ class _Compiler:
             path,
         )
         _count_eager(graph, seconds)
-        interpreter = torch.fx.Interpreter(graph)
-        return _boxed(lambda *args: interpreter.run(*args))
+        return torch.fx.Interpreter(graph).run
 
 
 def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:

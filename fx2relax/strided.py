@@ -18,15 +18,24 @@ from torch._prims_common import (
 from fx2relax.layouts import inverse
 
 aten = torch.ops.aten
+_SHARES = 6  # where `embedding_bag` has its per_sample_weights
 
 
 def _compact_table(target: Any) -> Callable[..., Any]:
-    """`embedding_bag`: what is kept for the gradient depends on the table's strides."""
+    """`embedding_bag`: what is kept for the gradient depends on strides of the table and shares."""
+
+    def compact(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.stride(-1) == 1:
+            return value
+        return value.contiguous()
 
     def rule(weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if weight.stride(1) == 1:
-            return NotImplemented
-        return target(weight.contiguous(), *args, **kwargs)
+        given = [weight, *args]
+        taken = [compact(v) if n in (0, _SHARES) else v for n, v in enumerate(given)]
+        shares = {k: compact(v) for k, v in kwargs.items()}
+        if all(shares[k] is v for k, v in kwargs.items()):
+            return _with(target, given, taken, kwargs)
+        return target(*taken, **shares)
 
     return rule
 

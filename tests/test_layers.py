@@ -43,6 +43,7 @@ LAYERS = [
             "chunked_losses",
             "covariance",
             "strided",
+            "writes",
             "rng_states",
             "layouts",
             "recurrent",

@@ -252,3 +252,15 @@ def test_a_result_given_without_elements_is_resized() -> None:
         return out
 
     assert_matches_eager(fn, _ordered(6), fullgraph=False)
+
+
+def test_an_input_that_the_gradient_needs_is_written_to():
+    def fn(counts, shift, y):
+        far = torch.hypot(counts + y, y)
+        near = y * (shift + 1).T
+        counts.mul_(2)
+        shift.copy_(shift + 1)
+        return far * 1, near * near
+
+    shift, y = torch.rand(4, 3), torch.rand(3, 4)
+    assert_matches_eager(fn, torch.tensor([3]), shift, y.requires_grad_(), grad=True)

@@ -366,3 +366,18 @@ def test_a_gradient_scaler_sees_infinities() -> None:
         return x.grad
 
     close(both(torch.compile(fn, backend="relax")), both(fn))
+
+
+def test_what_no_grad_writes_keeps_its_history():
+    """Also across a graph break; a leaf that is used no further has no gradient."""
+
+    def fn(x, leaf):
+        v = x * 3
+        with torch.no_grad():
+            leaf.mul_(0.5)
+            v[v > 0] += 0
+        torch._dynamo.graph_break()
+        return x, v * 1
+
+    x, leaf = torch.tensor([[1.0], [2.0]]), torch.ones(3)
+    assert_matches_eager(fn, x, leaf, grad=True, fullgraph=False)

@@ -272,3 +272,10 @@ def test_windows_of_one_batch_for_many():
 
     assert_matches_eager(fn, torch.randn(1, 6, 10))
     assert_matches_eager(fn, torch.randn(5, 6, 10))
+
+
+def test_what_is_left_of_no_elements():
+    def fn(x, y):
+        return x.reshape(-1) * 2, y.view(-1, 3) + 1, y.flatten() + 1, y[:, :, 1:].reshape(-1)
+
+    assert_matches_eager(fn, torch.zeros(5, 0), torch.zeros(5, 0, 3), dynamic=True)
