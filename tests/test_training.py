@@ -368,6 +368,7 @@ def test_a_gradient_scaler_sees_infinities() -> None:
     close(both(torch.compile(fn, backend="relax")), both(fn))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, at the graph break
 def test_what_no_grad_writes_keeps_its_history():
     """Also across a graph break; a leaf that is used no further has no gradient."""
 
