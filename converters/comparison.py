@@ -186,16 +186,17 @@ def minimum(self: Any, other: Any) -> Any:
 @converts(aten.fmax.default, prims.fmax.default, promote=Promotion.DEFAULT)
 def fmax(self: Any, other: Any) -> Any:
     """The larger of two; NaN only if both are."""
-    return elementwise("fmax", lambda a, b: _ignoring(a, b, nan_max, a > b), self, other)
+    return elementwise("fmax", lambda a, b: _ignoring(a, b, nan_max, a >= b), self, other)
 
 
 @converts(aten.fmin.default, prims.fmin.default, promote=Promotion.DEFAULT)
 def fmin(self: Any, other: Any) -> Any:
     """The smaller of two; NaN only if both are."""
-    return elementwise("fmin", lambda a, b: _ignoring(a, b, nan_min, a < b), self, other)
+    return elementwise("fmin", lambda a, b: _ignoring(a, b, nan_min, a <= b), self, other)
 
 
 def _ignoring(a: Any, b: Any, rule: Any, first: Any) -> Any:
+    """The first of equals: of two zeros its sign."""
     if not is_floating(a):
         return rule(a, b)
     return select(tirx.Or(first, tirx.isnan(b)), a, b)

@@ -19,7 +19,7 @@ from .common import Refused
 @functools.cache
 def _fits(value: float, dtype: torch.dtype) -> bool:
     try:
-        torch.empty((), dtype=dtype).fill_(value)
+        torch.full((2,), value, dtype=dtype)  # a single element is not checked
     except RuntimeError:
         return False
     return True

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from . import special_tables as tables
-from .common import Promotion, cast, converts, dtype, tirx
+from .common import Promotion, Unsupported, cast, converts, dtype, is_float, op, tirx
+from .elementwise import elementwise, extern
 from .opaque import T, local
 from .refusals import fractions
 from .statements import each, keep
@@ -265,6 +266,17 @@ def frexp(self: Any) -> Any:
     kind = dtype(self)
     mantissa, exponent = each("frexp", body, ["float64", "int32"], cast(self, "float64"))
     return cast(mantissa, kind), exponent
+
+
+@converts(aten.ldexp.Tensor)
+def ldexp(self: Any, other: Any) -> Any:
+    """``self * 2**other`` by whole numbers, whatever the power alone would overflow to."""
+    if not is_float(self) or is_float(other):
+        raise Unsupported("powers or factors of other kinds")
+    kind = dtype(self)
+    power = cast(op.clip(cast(other, "int64"), -5000, 5000), "int32")
+    factor = cast(self, "float64" if kind == "float64" else "float32")
+    return cast(elementwise("ldexp", lambda x, n: extern("ldexp", x, n), factor, power), kind)
 
 
 @converts(aten.gcd.default, prims.gcd.default, promote=Promotion.DEFAULT, refuses=fractions)

@@ -48,7 +48,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any,
     if not train or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
-        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        return x * 0, torch.zeros_like(x, dtype=torch.bool)
     order, _ = compute_elementwise_output_logical_to_physical_perm(x)
     mask = aten.bernoulli.p(x.permute(order), 1 - p).permute(inverse(order))
     return x * (mask * (1.0 / (1.0 - p))), mask.to(torch.bool)
@@ -93,7 +93,12 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
     batch, channels, *space = x.shape
     split = x.reshape(batch, groups, channels // groups, *space)
     shuffled = split.transpose(1, 2).reshape(x.shape)
-    return shuffled.contiguous(memory_format=suggest_memory_format(x))
+    return shuffled.clone(memory_format=suggest_memory_format(x))
+
+
+def _im2col(x: torch.Tensor, *windows: list[int]) -> torch.Tensor:
+    """Compact, of a batch of one as well."""
+    return decomposition_table[aten.im2col.default](x, *windows).contiguous()
 
 
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
@@ -174,6 +179,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten._trilinear.default: _trilinear,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    aten.im2col.default: _im2col,
     aten.channel_shuffle.default: _channel_shuffle,
     aten.native_channel_shuffle.default: _channel_shuffle,
     aten.max_unpool2d.default: _max_unpool,

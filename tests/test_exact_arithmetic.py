@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -120,3 +121,54 @@ def test_indices_that_start_over_at_a_power_of_two() -> None:
         assert_matches_eager(lambda x: x.flatten()[torch.arange(40) % 8] * 2, x)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_remainders_keep_not_a_number():
+    """Also where LLVM sees that the dividend is finite and the divisor not zero."""
+    x = torch.tensor([NAN, 3.0, -2.0, 0.0, 7.0, INF, -9.0])
+
+    def fn(x):
+        near, by = x.abs().clamp(max=5), x.abs().clamp(min=1, max=3)
+        known = x % math.nan, x // math.nan, torch.fmod(x, math.nan), math.nan % x
+        return (
+            torch.fmod(torch.sin(x), 3).isnan(),
+            torch.fmod(near, by).isnan(),
+            (near % by).isnan(),
+            *known,
+        )
+
+    assert_matches_eager(fn, x)
+    whole = torch.tensor([3, -2, 1])
+    assert_matches_eager(lambda x: (x % math.nan, x.float() // math.nan), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tanh_near_zero(dtype):
+    x = torch.tensor([-0.0, 0.0, 1e-12, -1e-8, 1e-5, -0.3, 0.7, -20.0], dtype=dtype)
+    actual = torch.compile(torch.tanh, backend="relax")(x)
+    assert torch.equal(actual.signbit(), x.signbit())
+    exact = torch.tanh(x.double())
+    assert ((actual.double() - exact).abs() <= 4 * torch.finfo(dtype).eps * exact.abs()).all()
+
+
+def test_the_sign_of_a_zero_that_wins():
+    x = torch.tensor([-0.0, 0.0])
+    assert_matches_eager(lambda x: (1 / torch.fmax(x, -x), 1 / torch.fmin(x, -x)), x)
+
+
+def test_powers_of_two_beyond_the_range():
+    x = torch.tensor([0.0, 1e-30, 1e30, -3.0, INF, 1.0, NAN])
+    powers = torch.tensor([2000, 150, -150, 5, -2000, -140, 2**40])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        assert_matches_eager(torch.ldexp, x.to(dtype), powers)
+
+
+def test_dropped_infinities():
+    x = torch.tensor([INF, -INF, 1.0])
+    assert_matches_eager(lambda x: torch.nn.functional.dropout(x, 1.0), x)
+
+
+def test_results_of_their_own():
+    image = torch.rand(1, 1, 2, 2)
+    assert_matches_eager(lambda x: torch.nn.functional.unfold(x, (1, 2)), image)
+    assert_matches_eager(lambda x: torch.nn.functional.channel_shuffle(x, 1), image)

@@ -11,7 +11,7 @@ from tvm.tirx import compilation_pipeline
 from .bfloat import Broadcast, WidenBFloat16
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
-from .libm import Libm
+from .libm import Doubles, Renamed
 from .simplify import flatten, on_indices
 from .tir import kernel_pass
 from .vector import Vectorize
@@ -24,7 +24,7 @@ VECTORIZED = "fx2relax.Vectorize"
 
 def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
-    body = WidenBFloat16().stmt(func.body)
+    body = WidenBFloat16().stmt(Doubles().stmt(func.body))
     body = Vectorize().stmt(body)
     return ChainLets().stmt(VectorMath().stmt(body))
 
@@ -47,7 +47,7 @@ _divisions = kernel_pass(
     "fx2relax.Divisions", lambda func: Divisions(sizes_of(func)).stmt(func.body)
 )
 _wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body))
-_libm = kernel_pass("fx2relax.Libm", lambda func: Libm().stmt(func.body))
+_renamed = kernel_pass("fx2relax.Renamed", lambda func: Renamed().stmt(func.body))
 _store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
@@ -86,7 +86,7 @@ def _host_passes() -> Any:
                 plain.FP8ComputeLegalize(),
                 _divisions,
                 _wrap,
-                _libm,
+                _renamed,
                 _store_lets,
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),

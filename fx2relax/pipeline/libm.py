@@ -1,7 +1,8 @@
-"""Functions of libm under names that LLVM does not know.
+"""Functions of libm where TVM's or LLVM's own forms are wrong.
 
-LLVM takes the result of ``fmod(x, y)`` for a number where `x` is never infinite and `y` never
-zero, and so loses the NaN of either.
+TVM makes a float64 tanh of exponentials, whose difference has no digits left near zero. LLVM takes
+the result of ``fmod(x, y)`` for a number where `x` is never infinite and `y` never zero, and so
+loses the NaN of either: it must not know the function by its name.
 """
 
 from __future__ import annotations
@@ -25,8 +26,20 @@ def _known() -> dict[str, str]:
     return {name: other for name, other in _NAMES.items() if hasattr(process, other)}
 
 
-class Libm(Rewriter):
-    """Puts the other names in place."""
+class Doubles(Rewriter):
+    """Calls libm's tanh for float64; comes before loops are made vectors."""
+
+    def leave(self, node: Any) -> Any:
+        """A call after its operands."""
+        if getattr(getattr(node, "op", None), "name", "") != "tirx.tanh":
+            return node
+        if str(node.ty.dtype) != "float64":
+            return node
+        return Call(_extern, [tvm.ir.StringImm("tanh"), *node.args], ret_ty=node.ty)
+
+
+class Renamed(Rewriter):
+    """Calls functions by the names that LLVM does not know."""
 
     def leave(self, node: Any) -> Any:
         """A call after its operands."""

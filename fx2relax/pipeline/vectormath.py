@@ -120,7 +120,7 @@ def tanh(x: Any) -> Any:
     """A polynomial near zero, 1 - 2 / (e**(2 |x|) + 1) beyond."""
 
     def both(v: Any, a: Any) -> Any:
-        small = bind(v * v, lambda s: horner(s, _TANH) * s * v + v)
+        small = bind(v * v, lambda s: v * (f32(1.0) + horner(s, _TANH) * s))
         large = bind(
             f32(1.0) - f32(2.0) / (exp(a + a) + f32(1.0)),
             lambda y: tirx.Select(v < f32(0.0), f32(0.0) - y, y),
