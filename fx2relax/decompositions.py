@@ -98,7 +98,8 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 def _im2col(x: torch.Tensor, *windows: list[int]) -> torch.Tensor:
     """Compact, of a batch of one as well."""
-    return decomposition_table[aten.im2col.default](x, *windows).contiguous()
+    columns: torch.Tensor = decomposition_table[aten.im2col.default](x, *windows)
+    return columns.contiguous()
 
 
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import tvm
 
+from fx2relax import report
 from fx2relax.testing import assert_matches_eager
 
 
@@ -17,3 +19,16 @@ def test_permuted_output_has_eager_strides():
 
 def test_linear():
     assert_matches_eager(torch.nn.Linear(5, 3), torch.randn(4, 5))
+
+
+def test_kernels_that_tvm_cannot_fuse_stay_apart(monkeypatch):
+    def fails():
+        def fuse(mod):
+            raise tvm.error.InternalError("two ways to write a size")
+
+        return fuse
+
+    monkeypatch.setattr(tvm.relax.transform, "FuseTIR", fails)
+    before = report.counters.tir_kernels
+    assert_matches_eager(lambda x: (x * 2 + 1).softmax(-1), torch.randn(3, 4))
+    assert report.counters.tir_kernels > before + 1
