@@ -51,11 +51,6 @@ def boolean_result(result: torch.dtype, *operands: Any) -> str | None:
     return "booleans" if result is torch.bool else None
 
 
-def whole_numbers(result: torch.dtype, *operands: Any) -> str | None:
-    """Tensors of integers or booleans alone."""
-    return None if result.is_floating_point or result.is_complex else f"{result}"
-
-
 def negative_power(result: torch.dtype, base: Any, exponent: Any) -> str | None:
     """An integer to a negative number; to a negative tensor it is 0 but for 1 and -1."""
     negative = isinstance(exponent, (int, float)) and exponent < 0
