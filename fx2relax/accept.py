@@ -21,6 +21,7 @@ from fx2relax.compat import (
     shape_values,
 )
 from fx2relax.errors import ImportFailure, source_line, target_name
+from fx2relax.shapes import SymbolTable
 
 Node = torch.fx.Node
 
@@ -67,7 +68,9 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
         raise _disagrees(node, var, expected, dtype)
     actual = shape_values(var.ty)
     if actual is not None and symbols.same_shape(actual, expected):
-        return var
+        # Relax knows nothing of the sizes' ranges, and has to see as well that they are equal.
+        evident = SymbolTable().same_shape(actual, expected)
+        return var if evident else resized(var, expected, name)
     if actual is not None and (
         len(actual) != len(expected)
         or any(

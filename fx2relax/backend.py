@@ -76,7 +76,7 @@ def relax(
                     fw_compiler=compiler.forward,
                     bw_compiler=compiler.backward,
                     inference_compiler=compiler.inference,
-                    decompositions=decompositions.table(),
+                    decompositions=decompositions.asking_table(),
                     partition_fn=min_cut_rematerialization_partition,
                     keep_inference_input_mutations=True,
                 )(kept_module, example_inputs)
@@ -196,6 +196,7 @@ class _Compiler:
             on_unsupported=self.options.on_unsupported,
             library=self.options.library,
             output_strides=True,
+            halves=True,
         )
         lowered = pipeline.lower(
             imported.mod,

@@ -24,6 +24,8 @@ def bound(value: Any, size: Any, missing: Any) -> Any:
         return size
     if not provable(wide(value) >= 0):
         value = tirx.max(tirx.Select(value < 0, value + size, value), wide(0))
+    if provable(wide(value) <= wide(size)):
+        return simple(value)
     return simple(tirx.min(wide(value), wide(size)))
 
 

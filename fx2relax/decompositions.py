@@ -15,6 +15,7 @@ from torch._prims_common import (
 from torch.nn import functional
 
 from fx2relax import chunked_losses, linear_algebra, strided
+from fx2relax.eager_kernels import asking
 from fx2relax.layouts import inverse
 from fx2relax.registry import lookup
 from fx2relax.whole import keep
@@ -198,6 +199,11 @@ def rule(target: Any) -> Callable[..., Any] | None:
         return None
     found = decomposition_table.get(target)
     return None if found is None or _only_renames(target) else found
+
+
+def asking_table(*, halves: bool = True) -> dict[Any, Callable[..., Any]]:
+    """`table`, less the calls that eager refuses; for `halves` see `eager_kernels.refusal`."""
+    return {target: asking(target, rule, halves=halves) for target, rule in table().items()}
 
 
 def table() -> dict[Any, Callable[..., Any]]:

@@ -71,7 +71,7 @@ def from_fx(
             graph_module,
             inputs,
             names=names,
-            decompositions=decompositions.table(),
+            decompositions=decompositions.asking_table(halves=False),
             converters=registry.kept_whole(),
         )
         imported = import_graph(

@@ -62,6 +62,7 @@ class Importer:
         on_unsupported: str = "torch",
         library: str = "none",
         output_strides: bool = False,
+        halves: bool = False,
         single: bool = False,
         builder: BlockBuilder | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class Importer:
         self.on_unsupported = on_unsupported
         self.library = library
         self.output_strides = output_strides
+        self.halves = halves
         self.single = single
         self.nested = builder is not None
         self.builder = builder or BlockBuilder()
@@ -169,6 +171,7 @@ class Importer:
             name=name,
             on_unsupported=self.on_unsupported,
             library=self.library,
+            halves=self.halves,
             builder=self.builder,
         )
 
@@ -272,7 +275,7 @@ class Importer:
 
     def _convert(self, node: Node) -> Any:
         target = node.target
-        reason, refused = "", False
+        reason = ""
         if node in self.choices.made:
             self.converted += 1
             return accept(self, node, self.choices.emit(node))
@@ -287,6 +290,11 @@ class Importer:
             except Unsupported as declined:
                 reason = str(declined)
         converter = lookup(target)
+        if converter is None or routes.shipped(converter):
+            refused = routes.refusal(node, self.halves)
+            if refused is not None:
+                self.declined.append((node, refused))
+                return self.calls.emit(node)
         if self.library == "torch" and routes.library_decides(node, converter):
             self.converted += 1
             return self.calls.emit(node, library=True)
@@ -295,9 +303,12 @@ class Importer:
                 result = accept(self, node, self._call(converter, node))
                 self.converted += 1
                 return result
+            except Refused as declined:
+                self.declined.append((node, str(declined)))
+                return self.calls.emit(node)
             except Unsupported as declined:
-                reason, refused = str(declined), isinstance(declined, Refused)
-        if routes.plain_node(node) and not refused:
+                reason = str(declined)
+        if routes.plain_node(node):
             graph = routes.decompose(node)
             if graph is not None:
                 result = self._inline(graph, node)

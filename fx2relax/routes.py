@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import decompositions, dtypes, kept
+from fx2relax import decompositions, dtypes, eager_kernels, kept
 from fx2relax.compat import op
 from fx2relax.errors import ImportFailure, source_line
 from fx2relax.layouts import concrete, dense_permutation, inverse, is_dense
@@ -77,7 +77,18 @@ def library_decides(node: Node, converter: Converter | None) -> bool:
     """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
     if node.target not in _UNSTABLE or not plain_node(node):
         return False
-    return converter is None or converter.source.startswith("fx2relax.converters")
+    return converter is None or shipped(converter)
+
+
+def shipped(converter: Converter) -> bool:
+    """Whether a converter is one of ours and no user's."""
+    return converter.source.startswith("fx2relax.converters")
+
+
+def refusal(node: Node, halves: bool) -> str | None:
+    """Why eager refuses the call of a node; see `eager_kernels.refusal`."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return eager_kernels.refusal(node.target, args, kwargs, halves=halves)
 
 
 # More than this is better computed at each call than held.

@@ -39,6 +39,7 @@ LAYERS = [
             "dtypes",
             "shapes",
             "decompositions",
+            "eager_kernels",
             "linear_algebra",
             "chunked_losses",
             "covariance",

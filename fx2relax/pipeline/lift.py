@@ -82,7 +82,9 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         elif not isinstance(binding.var, relax.DataflowVar):
             binding = relax.VarBinding(binding.var, self._kept_result(value))
         elif isinstance(value, relax.Call) and self._on_weights(value):
-            if self._pays(binding.var, value):
+            if not _operands(value):
+                self.weights.add(binding.var)  # lifted where what uses it is
+            elif self._pays(binding.var, value):
                 self.weights.add(binding.var)
                 self.lifts = True
             else:
@@ -100,9 +102,7 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         return self._held(value) if isinstance(value, relax.Call) else _stopped(value, self.weights)
 
     def _on_weights(self, call: Any) -> bool:
-        operands = [a for a in call.args if isinstance(a, Expr) and not is_prim_expr(a)]
-        variables = [a for a in _leaves(operands) if isinstance(a, Var)]
-        return bool(variables) and all(v in self.weights for v in variables)
+        return all(v in self.weights for v in _operands(call))
 
     def _pays(self, var: Any, call: Any) -> bool:
         if getattr(call.op, "name", "") in _CALLBACKS:
@@ -122,6 +122,12 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
 def _stopped(value: Any, weights: set[Any]) -> Any:
     on_weights = isinstance(value, Var) and value in weights
     return op.builtin.stop_lift_params(value) if on_weights else value
+
+
+def _operands(call: Any) -> list[Any]:
+    """The variables among a call's tensors."""
+    tensors = [a for a in call.args if isinstance(a, Expr) and not is_prim_expr(a)]
+    return [a for a in _leaves(tensors) if isinstance(a, Var)]
 
 
 def _leaves(args: Any) -> list[Any]:
