@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .common import Promotion, Unsupported, cast, compute_dtype, const, converts, dtype, emit, op
-from .elementwise import elementwise, number, select
+from .elementwise import elementwise, extern, number, select
 
 aten = torch.ops.aten
 
@@ -25,6 +25,19 @@ def leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
         zero = const(0.0, self)
         return op.where(op.greater(self, zero), self, op.multiply(self, zero))
     return op.nn.leakyrelu(self, float(negative_slope))
+
+
+@converts(aten.elu.default, promote=Promotion.DEFAULT, promote_args=("self",))
+def elu(self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    """``scale * self`` from zero up, ``alpha * scale * expm1(input_scale * self)`` below."""
+
+    def scaled(x: Any, factor: float) -> Any:
+        return x if factor == 1 else emit(op.multiply(x, const(factor, x)))
+
+    root = scaled(self, float(input_scale))
+    grown = elementwise("expm1", lambda x: extern("expm1", x), root)
+    below = scaled(grown, float(alpha) * float(scale))
+    return op.where(op.less(self, const(0.0, self)), below, scaled(self, float(scale)))
 
 
 @converts(aten.gelu.default, promote=Promotion.DEFAULT, promote_args=("self",))

@@ -29,7 +29,6 @@ from .division import int_quotient
 from .elementwise import copysign, elementwise, extern, let, number, select
 from .indices import broadcast_sizes
 from .opaque import T, local, loops, opaque
-from .refusals import booleans, fitting, negative_power
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -53,7 +52,6 @@ def add_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     aten.sub.Tensor,
     promote=Promotion.DEFAULT,
     promote_args=("self", "other"),
-    refuses=booleans,
 )
 def sub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     """``self - alpha * other``."""
@@ -64,7 +62,6 @@ def sub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     aten.sub.Scalar,
     promote=Promotion.DEFAULT,
     promote_args=("self", "other"),
-    refuses=booleans,
 )
 def sub_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     """`sub` of a number."""
@@ -75,7 +72,6 @@ def sub_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     aten.rsub.Tensor,
     promote=Promotion.DEFAULT,
     promote_args=("self", "other"),
-    refuses=booleans,
 )
 def rsub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     """``other - alpha * self``."""
@@ -86,7 +82,6 @@ def rsub(self: Any, other: Any, *, alpha: Any = 1) -> Any:
     aten.rsub.Scalar,
     promote=Promotion.DEFAULT,
     promote_args=("self", "other"),
-    refuses=booleans,
 )
 def rsub_scalar(self: Any, other: Any, alpha: Any = 1) -> Any:
     """`rsub` from a number."""
@@ -98,7 +93,7 @@ def _scaled(x: Any, alpha: Any) -> Any:
         return x if alpha else const(False, x)
     if isinstance(alpha, Expr) or is_prim_expr(alpha):
         return op.multiply(x, cast(alpha, dtype(x)))
-    return x if alpha == 1 else op.multiply(x, const(fitting(alpha, dtype(x)), x))
+    return x if alpha == 1 else op.multiply(x, const(alpha, x))
 
 
 @converts(aten.mul.Tensor, aten.mul.Scalar, promote=Promotion.DEFAULT, exact_scalars=True)
@@ -143,7 +138,7 @@ def power(self: Any, exponent: Any) -> Any:
 
 
 # NO_OPMATH, since eager's float16 has no such forms: its -inf ** 0.5 is inf, others' is NaN.
-@converts(aten.pow.Tensor_Scalar, promote=Promotion.NO_OPMATH, refuses=negative_power)
+@converts(aten.pow.Tensor_Scalar, promote=Promotion.NO_OPMATH)
 def power_scalar(self: Any, exponent: Any) -> Any:
     """Eager has forms of its own for half, whole and negative exponents, and so have we."""
     known = const_number(exponent)

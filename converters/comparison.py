@@ -22,7 +22,6 @@ from .elementwise import (
     same_tensor,
     select,
 )
-from .refusals import fitting, numbers_overflow
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -209,7 +208,6 @@ _BOUNDS = ("self", "min", "max")
     aten.clamp.default,
     promote=Promotion.DEFAULT,
     promote_args=_BOUNDS,
-    refuses=numbers_overflow,
 )
 def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     """The bounds, the upper one last; NaN in any of the three gives NaN."""
@@ -234,7 +232,6 @@ def clamp_tensor(self: Any, min: Any = None, max: Any = None) -> Any:
     aten.clamp_min.default,
     aten.clamp_min.Tensor,
     promote=Promotion.DEFAULT,
-    refuses=numbers_overflow,
 )
 def clamp_min(self: Any, min: Any) -> Any:
     """`clamp` from below."""
@@ -245,7 +242,6 @@ def clamp_min(self: Any, min: Any) -> Any:
     aten.clamp_max.default,
     aten.clamp_max.Tensor,
     promote=Promotion.DEFAULT,
-    refuses=numbers_overflow,
 )
 def clamp_max(self: Any, max: Any) -> Any:
     """`clamp` from above."""
@@ -274,7 +270,7 @@ def prims_where(pred: Any, a: Any, b: Any) -> Any:
 @converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: Any, mask: Any, value: Any) -> Any:
     """A number in place of the chosen elements, in the tensor's dtype."""
-    return op.where(truth(mask), cast(fitting(value, dtype(self)), dtype(self)), self)
+    return op.where(truth(mask), cast(value, dtype(self)), self)
 
 
 @converts(aten.signbit.default, prims.signbit.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 from fx2relax import dtypes
 from fx2relax.compat import const_number, is_prim_expr
 
-from .common import Expr, Unsupported, cast, converts, op, shape, shape_expr
+from .common import Expr, Refused, Unsupported, cast, converts, op, shape, shape_expr
 from .common import dtype as dtype_of
-from .refusals import fitting
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -21,13 +21,23 @@ prims = torch.ops.prims
 
 def filled(sizes: Sequence[Any], value: Any, dtype: str) -> Any:
     """A tensor of one number."""
-    value = fitting(value, dtype)
+    if isinstance(value, (int, float)) and not _fits(value, dtypes.to_torch(dtype)):
+        raise Refused(f"{value}, which {dtype} does not hold")
     element = cast(value, dtype)
     known = const_number(element)
     if known is not None and not math.isfinite(known):
         # TVM 0.27 cannot legalise a full of inf or NaN.
         return op.broadcast_to(element, shape_expr(sizes))
     return op.full(shape_expr(sizes), element, dtype)
+
+
+@functools.cache
+def _fits(value: float, dtype: torch.dtype) -> bool:
+    try:
+        torch.full((2,), value, dtype=dtype)  # a single element is not checked
+    except RuntimeError:
+        return False
+    return True
 
 
 def natural(value: Any) -> str:

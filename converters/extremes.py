@@ -158,8 +158,6 @@ def _register(name: str, largest: bool) -> None:
     @converts(getattr(aten, f"arg{name}").default)
     def index(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         """Without an axis the index in the flattened tensor; NaN wins, the first of equals."""
-        if dtype(self) == "bool":
-            raise Refused("booleans")
         if dim is not None:
             return extreme_with_index(self, dim, keepdim, largest)[1]
         flat = reshape(self, [product(shape(self))])

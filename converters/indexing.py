@@ -10,6 +10,7 @@ import torch
 from fx2relax.bounds import equal
 
 from .common import (
+    Refused,
     Unsupported,
     converts,
     dtype,
@@ -138,6 +139,8 @@ def index_select(self: Any, dim: int, index: Any) -> Any:
     axis = normalize_axis(dim, ndim(self))
     if ndim(index) == 0:
         index = reshape(index, [1])
+    if equal(shape(self)[axis], 0) and not equal(shape(index)[0], 0):
+        raise Refused("elements of an axis that has none")
     kind = "IndexError" if axis == 0 else "RuntimeError"
     flat = checked([index], [shape(self)[axis]], wrap=False, message=_OUT_OF_RANGE, kind=kind)
     return take_along(self, flat, axis)

@@ -12,7 +12,6 @@ from . import special_tables as tables
 from .common import Promotion, Unsupported, cast, converts, dtype, is_float, op, tirx
 from .elementwise import elementwise, extern
 from .opaque import T, local
-from .refusals import fractions
 from .statements import each, keep
 
 aten = torch.ops.aten
@@ -279,7 +278,7 @@ def ldexp(self: Any, other: Any) -> Any:
     return cast(elementwise("ldexp", lambda x, n: extern("ldexp", x, n), factor, power), kind)
 
 
-@converts(aten.gcd.default, prims.gcd.default, promote=Promotion.DEFAULT, refuses=fractions)
+@converts(aten.gcd.default, prims.gcd.default, promote=Promotion.DEFAULT)
 def gcd(self: Any, other: Any) -> Any:
     """Euclid's, of the magnitudes; of zeros it is 0."""
     kind = dtype(self)

@@ -10,7 +10,6 @@ import torch
 
 from .common import Promotion, cast, converts, dtype, is_float, op, tirx
 from .elementwise import elementwise, extern, number, select
-from .refusals import boolean_result
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -88,7 +87,7 @@ def _register_rounding(name: str, relax_op: Callable[..., Any]) -> None:
     def rounding(self: Any) -> Any:
         return relax_op(self) if is_float(self) else self
 
-    converts(*_targets(name), promote=Promotion.DEFAULT, refuses=boolean_result)(rounding)
+    converts(*_targets(name), promote=Promotion.DEFAULT)(rounding)
 
 
 for _name, _op in _ROUNDING.items():
@@ -113,7 +112,7 @@ def round_decimals(self: Any, *, decimals: int) -> Any:
     return elementwise("round_decimals", body, self)
 
 
-@converts(aten.abs.default, prims.abs.default, promote=Promotion.DEFAULT, refuses=boolean_result)
+@converts(aten.abs.default, prims.abs.default, promote=Promotion.DEFAULT)
 def absolute(self: Any) -> Any:
     """The magnitude; the least integer stays as it is."""
     return self if _unsigned(self) else op.abs(self)

@@ -103,6 +103,11 @@ def _im2col(x: torch.Tensor, *windows: list[int]) -> torch.Tensor:
     return columns.contiguous()
 
 
+def _celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
+    """As eager computes it: what is zero stays zero whatever `alpha` is."""
+    return NotImplemented if alpha == 0 else aten.elu.default(x, alpha, 1, 1 / alpha)
+
+
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
     """Every step in the inputs' dtype: in float16 what exceeds its range is infinite."""
     loss = (-x * target).exp().log1p()  # laid out as `x` is
@@ -176,6 +181,7 @@ def _encoder_layer(
 _OURS: dict[Any, Callable[..., Any]] = {
     **chunked_losses.rules(),
     **linear_algebra.RULES,
+    aten.celu.default: _celu,
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,

@@ -81,7 +81,8 @@ def _worth_asking(tensors: list[torch.Tensor], pointwise: bool) -> bool:
     if dtypes & set(_COMMON):  # the dtypes that kernels have
         return False
     # The pivots of a factorisation, which no kernel checks.
-    return not (any(d.is_complex for d in dtypes) and any(not d.is_floating_point for d in dtypes))
+    complexes = {d for d in dtypes if d.is_complex}
+    return not complexes or complexes == dtypes
 
 
 def _described(value: Any, pointwise: bool, halves: bool) -> Any:

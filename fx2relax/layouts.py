@@ -49,6 +49,17 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def dense_strides(
+    shape: Sequence[int], permutation: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """What PyTorch gives a compact tensor whose axes lie in that order, the outermost first."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(permutation or range(len(shape))):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes another."""
     result = [0] * len(permutation)

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
-from fx2relax.layouts import concrete, dense_permutation, is_dense
+from fx2relax.layouts import concrete, dense_permutation, dense_strides, is_dense
 from fx2relax.routes import is_plain
 
 
@@ -29,6 +29,8 @@ class OutputSpec:
         expanded: where the sizes of an output stand among the results, if some of its axes have
             stride 0; the result has size 1 there.
         strides: where the strides of an output that is not dense stand among the results.
+        exact: the strides of an output that lies in memory as its permutation says, but for the
+            strides of axes of size 1 or of a tensor of no elements; or where they stand.
         view: where the sizes, strides and offset of a view stand among the results.
         dtype: what a view takes the bits for.
     """
@@ -39,6 +41,7 @@ class OutputSpec:
     permutation: tuple[int, ...] | None = None
     expanded: int | None = None
     strides: int | None = None
+    exact: tuple[int, ...] | int | None = None
     view: tuple[int, int, int] | None = None
     dtype: torch.dtype | None = None
 
@@ -151,7 +154,7 @@ class _Arranger:
         index = len(self.results) - 1
         shape, strides = concrete(val.shape), concrete(val.stride())
         if any(size == 0 for size in shape):
-            return OutputSpec("result", index)
+            return OutputSpec("result", index, exact=self._exact(val, None))
         zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
         if zero:
             ones = [1] * len(zero)
@@ -159,14 +162,25 @@ class _Arranger:
             shape = [1 if a in zero else s for a, s in enumerate(shape)]
         expanded = self._given(val.shape) if zero else None
         permutation = dense_permutation(shape, strides)
-        if permutation is not None:
+        if permutation is None:
+            self.results[index] = bound
+        else:
             self.results[index] = op.permute_dims(bound, permutation)
-            return OutputSpec("result", index, permutation=permutation, expanded=expanded)
-        self.results[index] = bound
-        if is_dense(shape, strides):
-            return OutputSpec("result", index, expanded=expanded)
+        if permutation is not None or is_dense(shape, strides):
+            exact = None if zero else self._exact(val, permutation)
+            return OutputSpec(
+                "result", index, permutation=permutation, expanded=expanded, exact=exact
+            )
         given = self._given(val.stride())
         return OutputSpec("result", index, expanded=expanded, strides=given)
+
+    def _exact(self, val: Any, permutation: tuple[int, ...] | None) -> tuple[int, ...] | int | None:
+        """The strides of an output, unless a compact one in that order has them all."""
+        sizes, strides = concrete(val.shape), tuple(concrete(val.stride()))
+        if strides == dense_strides(sizes, permutation):
+            return None
+        static = all(isinstance(stride, int) for stride in val.stride())
+        return strides if static else self._given(val.stride())
 
 
 def _storage(node: torch.fx.Node) -> int | None:

@@ -11,7 +11,6 @@ from torch._prims_common import elementwise_dtypes
 from fx2relax import dtypes
 from fx2relax.agreement import agreed
 from fx2relax.casting import cast
-from fx2relax.errors import Refused
 from fx2relax.registry import Converter, Promotion
 
 
@@ -24,9 +23,6 @@ def promoted(
 
     Returns:
         the positional and keyword arguments, and the dtype of the result.
-
-    Raises:
-        Refused: PyTorch refuses the operands.
     """
     assert converter.promote is not None
     names = _positional(converter)
@@ -39,9 +35,6 @@ def promoted(
     ]
     operands = [v for v in values if isinstance(v, (torch.Tensor, *_NUMBERS))]
     compute, result = elementwise_dtypes(*operands, type_promotion_kind=converter.promote)
-    reason = None if converter.refuses is None else converter.refuses(result, *operands)
-    if reason is not None:
-        raise Refused(reason)
     common = result
     if converter.promote is Promotion.ALWAYS_BOOL:
         _, common = elementwise_dtypes(*operands, type_promotion_kind=Promotion.DEFAULT)

@@ -35,9 +35,6 @@ class Converter:
         exact_scalars: Python numbers keep their full precision in half-precision calls, as in
             eager's mul and div; other operators round them to the common dtype first.
         source: the module that registered it.
-        refuses: takes the dtype of the result and the operands before their promotion, fake
-            tensors and numbers, and gives the reason why PyTorch refuses them, or None. What it
-            refuses is a torch call, which raises PyTorch's own error.
     """
 
     target: Target
@@ -46,7 +43,6 @@ class Converter:
     promote_args: tuple[str, ...] | None = None
     source: str = ""
     exact_scalars: bool = False
-    refuses: Callable[..., str | None] | None = None
 
     @property
     def kind(self) -> str:
@@ -81,7 +77,6 @@ def converts(
     promote: Promotion | None = None,
     promote_args: tuple[str, ...] | None = None,
     exact_scalars: bool = False,
-    refuses: Callable[..., str | None] | None = None,
     override: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the converter of one or more targets.
@@ -94,7 +89,6 @@ def converts(
         promote: PyTorch's promotion for the positional arguments; see `Converter`.
         promote_args: restricts the promotion to these parameters.
         exact_scalars: keep Python numbers at full precision; see `Converter`.
-        refuses: what PyTorch refuses before it promotes; see `Converter`.
         override: replace the converter that the target has.
 
     The decorated function takes what the target takes: the overload's schema, the function's
@@ -118,7 +112,7 @@ def converts(
                 )
             source = getattr(function, "__module__", "")
             _shipped[target] = Converter(
-                target, function, promote, promote_args, source, exact_scalars, refuses
+                target, function, promote, promote_args, source, exact_scalars
             )
         return function
 

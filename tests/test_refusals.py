@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fx2relax
+
 BOOLS = torch.tensor([True, False])
 BYTES = torch.tensor([3, 4], dtype=torch.int8)
 FLOATS = torch.tensor([1.5, -2.0])
@@ -34,6 +36,25 @@ CASES: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "mask beyond half": (lambda x: x.half().masked_fill(x > 0, -1e9), FLOATS),
     "clamp beyond": (lambda x: x.clamp(-1000, 1000), BYTES),
     "alpha beyond": (lambda x: torch.add(x, x, alpha=300), BYTES),
+    "softplus of integers": (F.softplus, BYTES),
+    "median of booleans": (lambda x: x.median(), BOOLS),
+    "power of booleans": (lambda x: x**x, BOOLS),
+    "lerp of integers": (lambda x: torch.lerp(x, x, 0.5), BYTES),
+    "glu of integers": (F.glu, BYTES),
+    "variance of integers": (lambda x: x.var(), BYTES),
+    "addcdiv of booleans": (lambda x: torch.addcdiv(x, x, x), BOOLS),
+    "max_unpool1d of integers": (
+        lambda x: F.max_unpool1d(x[None, None], torch.tensor([[[0, 1]]]), 1),
+        BYTES,
+    ),
+    "pooling of integers": (lambda x: F.adaptive_avg_pool2d(x.view(1, 2, 1), 2), BYTES),
+    "average of complex numbers": (lambda x: x.to(torch.complex64).nansum(), FLOATS),
+    "logaddexp in a longer graph": (lambda x: torch.logaddexp(x + 1, x * 2) - 1, BYTES),
+    "polynomial of halves": (
+        lambda x: torch.special.laguerre_polynomial_l(x.half(), 2),
+        FLOATS,
+    ),
+    "select in nothing": (lambda x: x.index_select(0, torch.tensor([0])), NOTHING),
     "scatter into nothing": (
         lambda x: x.scatter(0, torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1)),
         NOTHING,
@@ -60,3 +81,24 @@ def test_numbers_that_fit_are_taken() -> None:
     ):
         assert actual.dtype == expected.dtype
         assert torch.equal(actual, expected)
+
+
+def test_kernels_are_asked_of_large_tensors_too() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.mish(x)
+
+    with pytest.raises(NotImplementedError, match="mish_cpu"):
+        torch.compile(fn, backend="relax")(torch.ones(300, 300, dtype=torch.int64))
+
+
+def test_from_fx_asks_of_halves_as_of_floats() -> None:
+    """The graph may run on a device whose kernels take them."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.avg_pool3d(x, 2)
+
+    graph = torch.fx.symbolic_trace(fn)
+    text = fx2relax.from_fx(graph, [((1, 2, 4, 4, 4), torch.float16)]).script()
+    assert "float16" in text
+    with pytest.raises(fx2relax.UnsupportedOpError, match="not implemented for 'Int'"):
+        fx2relax.from_fx(graph, [((1, 2, 4, 4, 4), torch.int32)])

@@ -86,8 +86,10 @@ def result(value: Any) -> Any:
     if not isinstance(value, TVMTensor):
         return value
     tensor = from_dlpack(value)
-    # One of no elements may be given as `out=`, and then it is resized.
-    return tensor if tensor.numel() else torch.empty_like(tensor)
+    # One of no elements has strides of TVM's own, and may be given as `out=`, to be resized.
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor
 
 
 def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -100,6 +102,9 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
             tensor = tensor.permute(inverse(spec.permutation))
         if spec.strides is not None:
             tensor = _with_strides(tensor, tuple(results[spec.strides]))
+        if spec.exact is not None:
+            exact = results[spec.exact] if isinstance(spec.exact, int) else spec.exact
+            tensor = tensor.as_strided(tensor.shape, tuple(exact))
         if spec.expanded is not None:
             tensor = tensor.expand(tuple(results[spec.expanded]))
         return tensor
