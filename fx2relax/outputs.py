@@ -12,8 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
-from fx2relax.layouts import concrete, dense_permutation, dense_strides, is_dense
+from fx2relax.layouts import concrete, dense_permutation, dense_strides, is_dense, overlaps
 from fx2relax.routes import is_plain
+from fx2relax.view_replay import Replay, find
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class OutputSpec:
             strides of axes of size 1 or of a tensor of no elements; or where they stand.
         view: where the sizes, strides and offset of a view stand among the results.
         dtype: what a view takes the bits for.
+        replay: makes the view of an input of which elements share memory.
+        numbers: where the sizes that the replay takes stand among the results.
     """
 
     kind: str
@@ -44,6 +47,8 @@ class OutputSpec:
     exact: tuple[int, ...] | int | None = None
     view: tuple[int, int, int] | None = None
     dtype: torch.dtype | None = None
+    replay: Replay | None = None
+    numbers: int | None = None
 
 
 def arrange(
@@ -104,6 +109,12 @@ class _Arranger:
         storage = _storage(item) if self.importer.output_strides else None
         root = self.creators.get(storage) if storage is not None else None
         if root is not None and root in self.positions:
+            found = find(item, root) if overlaps(root.meta["val"]) else None
+            if found is not None:
+                replay, numbers = found
+                given = self._given(numbers) if numbers else None
+                index = self.positions[root]
+                return OutputSpec("input_view", index, replay=replay, numbers=given)
             return self._view("input_view", self.positions[root], item, root)
         shared = storage is not None and self.shared[storage] > 1
         if root is not None and shared and _fills_storage(root):

@@ -21,6 +21,7 @@ LAYERS = [
             "outputs",
             "overlapping",
             "torch_calls",
+            "view_replay",
             "routes",
             "kept",
             "params",

@@ -279,3 +279,31 @@ def test_what_is_left_of_no_elements():
         return x.reshape(-1) * 2, y.view(-1, 3) + 1, y.flatten() + 1, y[:, :, 1:].reshape(-1)
 
     assert_matches_eager(fn, torch.zeros(5, 0), torch.zeros(5, 0, 3), dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradient_of_a_view_of_an_expanded_leaf(dynamic: bool) -> None:
+    """The elements that share memory are still elements of their own to autograd."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.erf(x), x.expand_as(x), x[:, 1:].transpose(0, 1)
+
+    compiled = torch.compile(fn, backend="relax", dynamic=dynamic)
+    for n in (3, 4):
+        grads = []
+        for run in (fn, compiled):
+            torch.manual_seed(n)
+            x = torch.randn(2, 1, n).expand(2, 3, n).detach().requires_grad_()
+            sum((y * torch.randn(y.shape)).sum() for y in run(x)).backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_strides_of_axes_of_one_element_and_of_nothing() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x + 1).t(), x.sum(0, keepdim=True).t(), (x * 2)[:, None].transpose(0, 2), y.log()
+
+    x, y = torch.randn(1, 3), torch.randn(1, 0, 3)
+    for dynamic in (False, True):
+        compiled = torch.compile(fn, backend="relax", dynamic=dynamic)(x, y)
+        assert [t.stride() for t in compiled] == [t.stride() for t in fn(x, y)]

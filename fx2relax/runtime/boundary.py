@@ -83,13 +83,12 @@ def argument(spec: InputSpec, value: Any) -> Any:
 
 def result(value: Any) -> Any:
     """What the Relax function returned, as PyTorch's: TVM's own tensors where it took none."""
-    if not isinstance(value, TVMTensor):
-        return value
-    tensor = from_dlpack(value)
-    # One of no elements has strides of TVM's own, and may be given as `out=`, to be resized.
-    if tensor.numel() == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return tensor
+    if isinstance(value, TVMTensor):
+        value = from_dlpack(value)
+    # A tensor of no elements has strides of TVM's own, and may be given as `out=`, to be resized.
+    if isinstance(value, torch.Tensor) and value.numel() == 0:
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return value
 
 
 def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -114,6 +113,9 @@ def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -
         return int(results[spec.index][0])
     if spec.kind == "input":
         return arguments[spec.index]
+    if spec.replay is not None:
+        numbers = () if spec.numbers is None else results[spec.numbers]
+        return spec.replay(arguments[spec.index], numbers)
     if spec.view is not None:
         size, stride, offset = (tuple(results[i]) for i in spec.view)
         base = arguments[spec.index] if spec.kind == "input_view" else results[spec.index]
