@@ -118,7 +118,7 @@ def is_further(
     for attribute in ("shape", "dtype"):
         if getattr(actual, attribute) != getattr(expected, attribute):
             return True
-    if _significant_strides(actual) != _significant_strides(expected):
+    if _strides(actual) != _strides(expected):
         return True
     if actual.is_complex():
         actual, expected, exact = (torch.view_as_real(t) for t in (actual, expected, exact))
@@ -218,16 +218,14 @@ def _compare_value(actual: Any, expected: Any, tol: Any, where: str) -> None:
         ours, eager = getattr(actual, attribute), getattr(expected, attribute)
         assert ours == eager, f"{where}: {attribute} {ours}, eager {eager}"
     if expected.layout is torch.strided:
-        ours, eager = _significant_strides(actual), _significant_strides(expected)
+        ours, eager = _strides(actual), _strides(expected)
         assert ours == eager, f"{where}: strides {ours}, eager {eager}"
     close(actual, expected, tol, where)
 
 
-def _significant_strides(tensor: torch.Tensor) -> list[int]:
-    """Strides of the axes that have more than one element; others say nothing about layout."""
-    if tensor.numel() == 0:
-        return []
-    return [st for size, st in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """The strides of a tensor that has elements; others say nothing about memory."""
+    return list(tensor.stride()) if tensor.numel() else []
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tol: Any = None, where: str = "") -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tvm
-
-from .tir import Call, Rewriter, kernel_pass
+from .tir import Rewriter, extern, extern_name, kernel_pass
 from .wrapping import Bound
-
-_extern = tvm.ir.Op.get("tirx.call_pure_extern")
 
 
 def hidden_from(
@@ -34,13 +30,11 @@ def hidden_from(
             kind = type(node).__name__
             if kind not in nodes or not hides(node, self.bound):
                 return node
-            return Call(_extern, [tvm.ir.StringImm(prefix + kind), node.a, node.b], ret_ty=node.ty)
+            return extern(prefix + kind, [node.a, node.b], node.ty)
 
     class Reveal(Rewriter):
         def leave(self, node: Any) -> Any:
-            if type(node) is not Call or not node.op.same_as(_extern):
-                return node
-            kind = str(node.args[0].value)
+            kind = extern_name(node) or ""
             if not kind.startswith(prefix):
                 return node
             return nodes[kind.removeprefix(prefix)](node.args[1], node.args[2])

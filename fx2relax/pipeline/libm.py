@@ -11,12 +11,9 @@ import ctypes
 import functools
 from typing import Any
 
-import tvm
-
-from .tir import Call, Rewriter
+from .tir import Rewriter, extern, extern_name
 
 _NAMES = {"fmod": "fmodf64", "fmodf": "fmodf32"}  # glibc's own
-_extern = tvm.ir.Op.get("tirx.call_pure_extern")
 
 
 @functools.cache
@@ -35,7 +32,7 @@ class Doubles(Rewriter):
             return node
         if str(node.ty.dtype) != "float64":
             return node
-        return Call(_extern, [tvm.ir.StringImm("tanh"), *node.args], ret_ty=node.ty)
+        return extern("tanh", node.args, node.ty)
 
 
 class Renamed(Rewriter):
@@ -43,10 +40,5 @@ class Renamed(Rewriter):
 
     def leave(self, node: Any) -> Any:
         """A call after its operands."""
-        if type(node) is not Call or not node.op.same_as(_extern):
-            return node
-        name, *operands = node.args
-        other = _known().get(str(name.value))
-        if other is None:
-            return node
-        return Call(_extern, [tvm.ir.StringImm(other), *operands], ret_ty=node.ty)
+        other = _known().get(extern_name(node) or "")
+        return node if other is None else extern(other, node.args[1:], node.ty)

@@ -280,6 +280,21 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_EXTERN = tvm.ir.Op.get("tirx.call_pure_extern")
+
+
+def extern(name: str, operands: Any, ty: Any) -> Any:
+    """A call of a C function without effects."""
+    return Call(_EXTERN, [tvm.ir.StringImm(name), *operands], ret_ty=ty)
+
+
+def extern_name(node: Any) -> str | None:
+    """Which C function a node calls; None if it is no such call."""
+    if type(node) is not Call or not node.op.same_as(_EXTERN):
+        return None
+    return str(node.args[0].value)
+
+
 def is_guard(node: Any) -> bool:
     """Whether an expression is an `if_then_else`, which computes one of its branches alone."""
     return type(node) is Call and getattr(node.op, "name", "").endswith(".if_then_else")
