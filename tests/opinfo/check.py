@@ -203,8 +203,11 @@ def _function(target: Callable[..., Any], inplace: bool, specified: bool) -> Cal
             results.append([result, first] if inplace else result)
         return results
 
+    def blank(t: torch.Tensor) -> Any:
+        return torch.zeros_like(t, memory_format=torch.contiguous_format), t.stride()
+
     def shapes(calls: list[Call]) -> list[Any]:
-        return [pytree.tree_map_only(torch.Tensor, torch.zeros_like, r) for r in run(calls)]
+        return [pytree.tree_map_only(torch.Tensor, blank, r) for r in run(calls)]
 
     return run if specified else shapes
 
