@@ -33,6 +33,7 @@ def assert_matches_eager(
     fullgraph: bool = True,
     options: dict[str, Any] | None = None,
     backend: str = "relax",
+    every_stride: bool = False,
 ) -> None:
     """Assert that ``torch.compile(fn, backend="relax")`` does what ``fn`` does.
 
@@ -54,6 +55,7 @@ def assert_matches_eager(
         fullgraph: passed to `torch.compile`.
         options: passed to `torch.compile`.
         backend: another backend, to see whether a difference is PyTorch's own.
+        every_stride: compare those of axes of one element too, which place nothing in memory.
 
     Raises:
         AssertionError: the two sides differ.
@@ -65,7 +67,15 @@ def assert_matches_eager(
         actual_fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph, options=options
     )
     expected_fn = copy.deepcopy(fn)
-    assert_same_call(compiled, expected_fn, *inputs, grad=grad, tol=tol, seed=seed)
+    assert_same_call(
+        compiled,
+        expected_fn,
+        *inputs,
+        grad=grad,
+        tol=tol,
+        seed=seed,
+        every_stride=every_stride,
+    )
     missed = report.stats()["nodes_fallback"] - before
     if missed and not torch_calls:
         raise AssertionError(f"{missed} nodes ran in PyTorch: {report.stats()['fallback_ops']}")
@@ -78,6 +88,7 @@ def assert_same_call(
     grad: bool = False,
     tol: float | tuple[float, float] | None = None,
     seed: int | None = None,
+    every_stride: bool = False,
 ) -> None:
     """Assert that one call of a compiled function does what one of ``fn`` does.
 
@@ -90,7 +101,7 @@ def assert_same_call(
     expected_inputs, actual_inputs = copied(inputs, grad), copied(inputs, grad)
     expected = _run(fn, expected_inputs, seed)
     actual = _run(compiled, actual_inputs, seed)
-    _compare(actual, expected, actual_inputs, expected_inputs, tol)
+    _compare(actual, expected, actual_inputs, expected_inputs, tol, every_stride)
     if grad:
         _compare_gradients((actual, actual_inputs, compiled), (expected, expected_inputs, fn), tol)
 
@@ -177,13 +188,18 @@ def copied(inputs: Sequence[Any], grad: bool = False) -> Any:
 
 
 def _compare(
-    actual: Any, expected: Any, actual_inputs: Any, expected_inputs: Any, tol: Any
+    actual: Any,
+    expected: Any,
+    actual_inputs: Any,
+    expected_inputs: Any,
+    tol: Any,
+    every_stride: bool,
 ) -> None:
     actual_flat, actual_spec = pytree.tree_flatten(actual)
     expected_flat, expected_spec = pytree.tree_flatten(expected)
     assert actual_spec == expected_spec, f"structure {actual_spec}, eager {expected_spec}"
     for index, (a, e) in enumerate(zip(actual_flat, expected_flat, strict=True)):
-        _compare_value(a, e, tol, f"output {index}")
+        _compare_value(a, e, tol, f"output {index}", every_stride)
     actual_leaves = pytree.tree_leaves(actual_inputs)
     expected_leaves = pytree.tree_leaves(expected_inputs)
     for index, (a, e) in enumerate(zip(actual_leaves, expected_leaves, strict=True)):
@@ -205,7 +221,9 @@ def _aliases(values: Sequence[Any]) -> list[int]:
     return groups
 
 
-def _compare_value(actual: Any, expected: Any, tol: Any, where: str) -> None:
+def _compare_value(
+    actual: Any, expected: Any, tol: Any, where: str, every_stride: bool = False
+) -> None:
     if not isinstance(expected, torch.Tensor):
         assert type(actual) is type(expected), f"{where}: {actual!r}, eager {expected!r}"
         # A copy of a module is another module.
@@ -218,14 +236,17 @@ def _compare_value(actual: Any, expected: Any, tol: Any, where: str) -> None:
         ours, eager = getattr(actual, attribute), getattr(expected, attribute)
         assert ours == eager, f"{where}: {attribute} {ours}, eager {eager}"
     if expected.layout is torch.strided:
-        ours, eager = _strides(actual), _strides(expected)
+        ours, eager = _strides(actual, every_stride), _strides(expected, every_stride)
         assert ours == eager, f"{where}: strides {ours}, eager {eager}"
     close(actual, expected, tol, where)
 
 
-def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides of a tensor that has elements; others say nothing about memory."""
-    return list(tensor.stride()) if tensor.numel() else []
+def _strides(tensor: torch.Tensor, every: bool = False) -> list[int]:
+    """The strides of a tensor that has elements, of axes that have more than one or of all."""
+    if tensor.numel() == 0:
+        return []
+    found = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in found if every or size > 1]
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tol: Any = None, where: str = "") -> None:

@@ -139,3 +139,13 @@ def test_random_numbers_are_not_baked_in():
 
 def test_misaligned_input():
     assert_matches_eager(lambda x: x * 2 + 1, torch.randn(1025)[1:])
+
+
+@pytest.mark.parametrize("size", [5, 300])
+def test_long_expressions_in_a_branch(size):
+    """What is bound in the branch of a condition doubled in length with every binding."""
+
+    def fn(x):
+        return torch.cat([F.mish(x), x], 1), F.pad(F.mish(x), (1, 1)) * 2, F.mish(x).flip(-1)
+
+    assert_matches_eager(fn, torch.randn(4, 3, size))

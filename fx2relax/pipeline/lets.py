@@ -113,21 +113,48 @@ class StoreLets(Rewriter):
         return super().expr(node)
 
     def conditional(self, node: Any) -> Any:
-        """Only one branch is computed, so that nothing is moved out of either."""
+        """Only one branch is computed: what one binds is stored in a branch of its own."""
         condition = self.expr(node.args[0])
+        binds = any(holds(branch, _is_let) for branch in node.args[1:])
+        if self.movable and binds and _lanes(condition) == 1:
+            return self.branched(condition, node)
         outer, self.movable = self.movable, False
         branches = [self.expr(branch) for branch in node.args[1:]]
         self.movable = outer
         return self.call(node, [condition, *branches])
 
+    def branched(self, condition: Any, node: Any) -> Any:
+        """Store what a conditional gives, by a statement; the expression that reads it back."""
+        buffer, at = _local("chosen", node)
+        outer, arms = self.stores, []
+        for branch in node.args[1:]:
+            self.stores = []
+            value = self.expr(branch)
+            last = tirx.BufferStore(buffer, value, [at])
+            arms.append(tirx.SeqStmt([*self.stores, last]) if self.stores else last)
+        self.stores = [*outer, tirx.AllocBuffer(buffer), tirx.IfThenElse(condition, *arms)]
+        return tirx.BufferLoad(buffer, [at])
+
     def stored(self, var: Any, value: Any) -> Any:
         """Store a value; the expression that reads it back."""
-        dtype = tvm.runtime.DataType(str(value.ty.dtype))
-        lanes = int(dtype.lanes)
-        scalar = str(value.ty.dtype).split("x")[0]
-        # TVM puts small memory of this scope on the stack, and "local" on the heap.
-        buffer = tirx.decl_buffer((lanes,), scalar, var.name, scope="global")
-        zero = tirx.const(0, "int32")
-        at = zero if lanes == 1 else tirx.Ramp(zero, tirx.const(1, "int32"), lanes)
+        buffer, at = _local(var.name, value)
         self.stores += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, value, [at])]
         return tirx.BufferLoad(buffer, [at])
+
+
+def _is_let(node: Any) -> bool:
+    return type(node) is tirx.Let
+
+
+def _lanes(value: Any) -> int:
+    return int(tvm.runtime.DataType(str(value.ty.dtype)).lanes)
+
+
+def _local(name: str, value: Any) -> tuple[Any, Any]:
+    """Memory for a value, and the index of all of it."""
+    lanes = _lanes(value)
+    scalar = str(value.ty.dtype).split("x")[0]
+    # TVM puts small memory of this scope on the stack, and "local" on the heap.
+    buffer = tirx.decl_buffer((lanes,), scalar, name, scope="global")
+    zero = tirx.const(0, "int32")
+    return buffer, zero if lanes == 1 else tirx.Ramp(zero, tirx.const(1, "int32"), lanes)

@@ -156,6 +156,7 @@ class _Checked:
                 seed=0,
                 tol=tol,
                 backend=backend,
+                every_stride=True,
             )
 
     def _count(self, warnings: Sequence[str]) -> None:
