@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from .bfloat import Broadcast, WidenBFloat16
+from .contraction import Rounded
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
@@ -25,7 +26,7 @@ VECTORIZED = "fx2relax.Vectorize"
 def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
     body = WidenBFloat16().stmt(Doubles().stmt(func.body))
-    body = Vectorize().stmt(body)
+    body = Rounded().stmt(Vectorize().stmt(body))
     return ChainLets().stmt(VectorMath().stmt(body))
 
 
