@@ -36,7 +36,7 @@ from fx2relax.errors import (
     target_name,
 )
 from fx2relax.imported import Imported
-from fx2relax.layouts import inverse
+from fx2relax.layouts import inverse, same_storage
 from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.promotion import promoted
@@ -319,6 +319,10 @@ class Importer:
 
     def _call(self, converter: Converter, node: Node) -> Any:
         args = routes.in_memory_order(node, [self._argument(a) for a in node.args])
+        place = routes.place_in_storage(node)
+        if place is not None:
+            for spec in self.inputs:
+                spec.at_start = spec.at_start or same_storage(spec.val, place)
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
         if converter.promote is None:
             return routes.in_logical_order(node, converter.function(*args, **kwargs))

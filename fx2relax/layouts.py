@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def dense_permutation(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -66,6 +67,18 @@ def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     for position, axis in enumerate(permutation):
         result[axis] = position
     return tuple(result)
+
+
+def storage_of(val: Any) -> int | None:
+    """What identifies the memory that a fake tensor would have in eager."""
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_complex():
+        return None
+    return int(StorageWeakRef(val.untyped_storage()).cdata)
+
+
+def same_storage(one: Any, other: Any) -> bool:
+    """Whether two fake tensors would lie in the same memory."""
+    return storage_of(one) is not None and storage_of(one) == storage_of(other)
 
 
 def concrete(values: Sequence[Any]) -> list[int]:

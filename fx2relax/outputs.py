@@ -8,11 +8,17 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
-from fx2relax.layouts import concrete, dense_permutation, dense_strides, is_dense, overlaps
+from fx2relax.layouts import (
+    concrete,
+    dense_permutation,
+    dense_strides,
+    is_dense,
+    overlaps,
+    storage_of,
+)
 from fx2relax.routes import is_plain
 from fx2relax.view_replay import Replay, find
 
@@ -196,10 +202,7 @@ class _Arranger:
 
 def _storage(node: torch.fx.Node) -> int | None:
     """What identifies the memory that a node's value would have in eager."""
-    val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_complex():
-        return None
-    return int(StorageWeakRef(val.untyped_storage()).cdata)
+    return storage_of(node.meta.get("val"))
 
 
 def _fills_storage(node: torch.fx.Node) -> bool:

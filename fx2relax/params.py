@@ -24,6 +24,8 @@ class InputSpec:
         permutation: the order in which the axes lie in memory, when the tensor is dense and
             permuted (channels_last, a transpose): the Relax parameter then is the compact view.
         position: where it stands among the placeholders.
+        at_start: whether it has to begin where its storage does: the graph names elements by
+            their place in that.
     """
 
     name: str
@@ -33,6 +35,7 @@ class InputSpec:
     mutated: bool = False
     permutation: tuple[int, ...] | None = None
     position: int = 0
+    at_start: bool = False
     relax_name: str = field(default="")
 
     @property

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, eager_kernels, kept
@@ -186,12 +187,41 @@ def in_logical_order(node: Node, result: Any) -> Any:
     return result if permutation is None else op.permute_dims(result, inverse(permutation))
 
 
+def _inside(node: Node, val: torch.Tensor) -> bool:
+    """Whether every element that an `as_strided` names is one of the tensor's own."""
+    args = _as_strided_arguments(node)
+    sizes, strides, offset = ([_value(v) for v in args[0]], [_value(v) for v in args[1]], args[2])
+    if 0 in concrete(sizes):
+        return True
+    last = _value(offset) + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+    return bool(statically_known_true(last < val.numel()))
+
+
+def _as_strided_arguments(node: Node) -> tuple[Any, Any, Any]:
+    """The sizes, strides and offset of an `as_strided`."""
+    names = ("size", "stride", "storage_offset")
+    first = 2 if node.target is torch.ops.aten.as_strided_scatter.default else 1
+    given = dict(zip(names, node.args[first:], strict=False)) | dict(node.kwargs)
+    return given["size"], given["stride"], given.get("storage_offset") or 0
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, Node) else argument
+
+
+def place_in_storage(node: Node) -> torch.Tensor | None:
+    """The tensor whose storage an `as_strided` counts from the start of; None for other nodes."""
+    if node.target not in _STRIDED:
+        return None
+    return node.args[0].meta["val"]  # type: ignore[union-attr]
+
+
 def _permutation(node: Node) -> tuple[int, ...] | None:
     if node.target not in _STRIDED:
         return None
     val = node.args[0].meta["val"]  # type: ignore[union-attr]
     sizes, strides = concrete(val.shape), concrete(val.stride())
-    whole = concrete([val.storage_offset()]) == [0]
+    whole = concrete([val.storage_offset()]) == [0] and _inside(node, val)
     if whole and (is_dense(sizes, strides) or 0 in sizes):
         return None
     permutation = dense_permutation(sizes, strides)

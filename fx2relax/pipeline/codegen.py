@@ -30,6 +30,12 @@ def _vectorized(func: Any) -> Any:
     return ChainLets().stmt(VectorMath().stmt(body))
 
 
+def _alone(transform: Any, func: Any) -> Any:
+    """A kernel after a pass over modules."""
+    name = tvm.ir.GlobalVar("kernel")
+    return transform(tvm.IRModule({name: func}))[name]
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.LegalizeBFloat16")  # type: ignore[untyped-decorator]
 def _legalize_bfloat16(func: Any, mod: Any, ctx: Any) -> Any:
     """TVM's own widening of bfloat16, for kernels that `WidenBFloat16` left as they were.
@@ -38,8 +44,17 @@ def _legalize_bfloat16(func: Any, mod: Any, ctx: Any) -> Any:
     """
     if func.attrs is not None and VECTORIZED in func.attrs:
         return func
-    name = tvm.ir.GlobalVar("kernel")
-    return tirx.transform.BF16ComputeLegalize()(tvm.IRModule({name: func}))[name]
+    return _alone(tirx.transform.BF16ComputeLegalize(), func)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.NarrowDataType")  # type: ignore[untyped-decorator]
+def _narrow(func: Any, mod: Any, ctx: Any) -> Any:
+    """Indices of 32 bits where they suffice."""
+    try:
+        return _alone(tirx.transform.NarrowDataType(32), func)
+    except tvm.error.InternalError:
+        # It remembers a bound of an integer in one branch, and finds another in the next.
+        return func
 
 
 _vectorize = kernel_pass(VECTORIZED, _vectorized)
@@ -71,7 +86,7 @@ def _host_passes() -> Any:
                 _vectorize,
                 _legalize_bfloat16,
                 plain.ConvertSSA(),
-                plain.NarrowDataType(32),
+                _narrow,
                 plain.VectorizeLoop(True),
                 _broadcast,
                 plain.StorageRewrite(),

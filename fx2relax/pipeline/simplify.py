@@ -40,23 +40,31 @@ def on_indices(*passes: Any) -> list[Any]:
 
 def _is_data(node: Any, bound: set[Any]) -> bool:
     """Whether a node computes with what a kernel reads, and not with indices."""
-    if "float" in str(node.a.ty.dtype):
+    if "float" in str(node.a.ty.dtype) or _is_unsigned(node):
         return True
     return reads_data(node, bound)
+
+
+def _is_unsigned(node: Any) -> bool:
+    """Whether a node subtracts unsigned numbers; TVM raises where the result would be below 0."""
+    return isinstance(node, tirx.Sub) and str(node.ty.dtype).startswith("uint")
 
 
 def flatten() -> list[Any]:
     """TVM's FlattenBuffer, with indices that run backwards as they are.
 
-    Its map of iterators splits ``(2 - i) % 16`` into ``i % -16 * -1``: the start is lost.
+    Its map of iterators splits ``(2 - i) % 16`` into ``i % -16 * -1``: the start is lost. And it
+    simplifies what is stored.
     """
-    return hidden_from(
-        [tirx.transform.FlattenBuffer()],
-        "backwards",
-        _DIVISIONS,
-        # By a size that is not known it splits nothing, and what it simplifies there is needed.
-        lambda node, bound: isinstance(node.b, tirx.IntImm) and _falls(node.a),
-    )
+    nodes = {**_DIVISIONS, "Sub": tirx.Sub}
+    return hidden_from([tirx.transform.FlattenBuffer()], "backwards", nodes, _is_backwards)
+
+
+def _is_backwards(node: Any, _: set[Any]) -> bool:
+    if isinstance(node, tirx.Sub):
+        return _is_unsigned(node)
+    # By a size that is not known it splits nothing, and what it simplifies there is needed.
+    return isinstance(node.b, tirx.IntImm) and _falls(node.a)
 
 
 def _falls(node: Any) -> bool:

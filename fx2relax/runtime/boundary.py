@@ -13,6 +13,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor, tvm_ffi
+from fx2relax.errors import ArgumentError
 from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
@@ -71,6 +72,8 @@ def argument(spec: InputSpec, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
             return Opaque(value)
+        if spec.at_start and value.storage_offset():
+            raise ArgumentError(f"argument {spec.name!r} does not begin where its storage does")
         if spec.permutation is not None:
             value = value.permute(spec.permutation)
         return ready(value)
