@@ -113,6 +113,9 @@ def index(self: Any, indices: Sequence[Any], check: bool = True) -> Any:
     first = axes[0] if adjacent else 0
     sizes = shape(self)
     joined = sizes[first : first + len(axes)]
+    # Where nothing is read, eager looks at no index.
+    others = [*sizes[:first], *sizes[first + len(axes) :]]
+    check = check and not any(equal(size, 0) for size in others)
     flat = checked([indices[a] for a in axes], joined, check=check)
     if len(axes) > 1:
         self = reshape(self, [*sizes[:first], product(joined), *sizes[first + len(axes) :]])

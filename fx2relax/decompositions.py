@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     suggest_memory_format,
 )
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import chunked_losses, linear_algebra, strided
 from fx2relax.eager_kernels import asking
@@ -75,7 +77,7 @@ def _trilinear(
         *[part for operand in operands for part in operand],
         [axis for axis in axes if axis not in sumdim],
     )
-    return result
+    return result.contiguous()
 
 
 def _max_unpool(
@@ -106,6 +108,46 @@ def _im2col(x: torch.Tensor, *windows: list[int]) -> torch.Tensor:
 def _celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
     """As eager computes it: what is zero stays zero whatever `alpha` is."""
     return NotImplemented if alpha == 0 else aten.elu.default(x, alpha, 1, 1 / alpha)
+
+
+def _ends(eps: float, dtype: torch.dtype) -> tuple[float, float]:
+    """``eps`` and ``1 - eps`` in a dtype's own arithmetic."""
+    with _disable_current_modes():
+        low = torch.tensor(eps, dtype=dtype)
+        return low.item(), (1 - low).item()
+
+
+def _logit(x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """Eager's bounds are numbers of the tensor's dtype."""
+    if eps is not None:
+        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+        low, high = _ends(eps, x.dtype)
+        x = torch.where(x < low, low, torch.where(x > high, high, x))
+    result: torch.Tensor = decomposition_table[aten.logit.default](x)
+    return result
+
+
+def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    if eps is None:
+        outer: torch.Tensor = decomposition_table[aten.logit_backward.default](grad, x)
+        return outer
+    low, high = _ends(eps, x.dtype)
+    return torch.where((x >= low) & (x <= high), _logit_slope(grad, x), 0.0)
+
+
+@pw_cast_for_opmath
+def _logit_slope(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return grad / (x * (1.0 - x))
+
+
+@pw_cast_for_opmath
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """What is neither below nor above is between, NaN as well."""
+    far = x - target
+    slope = torch.where(far <= -beta, -1.0, torch.where(far >= beta, 1.0, far / beta))
+    return (1.0 / x.numel() if reduction == 1 else 1.0) * grad * slope
 
 
 def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
@@ -182,6 +224,9 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **chunked_losses.rules(),
     **linear_algebra.RULES,
     aten.celu.default: _celu,
+    aten.logit.default: _logit,
+    aten.logit_backward.default: _logit_backward,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,

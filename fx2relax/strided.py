@@ -127,6 +127,16 @@ def _binary_cross_entropy(x: torch.Tensor, target: torch.Tensor, *args: Any, **k
     return aten.binary_cross_entropy.default(x, target, *args, **kwargs)
 
 
+def _copysign(x: torch.Tensor, sign: torch.Tensor) -> Any:
+    """Laid out as both are together in eager, and as `sign` is by PyTorch's rule."""
+    whole = torch.broadcast_tensors(x, sign)
+    order, _ = compute_elementwise_output_logical_to_physical_perm(*whole)
+    if sign.dim() != len(order) or is_contiguous_or_false(whole[1].permute(order)):
+        return NotImplemented
+    sign = whole[1].permute(order).contiguous().permute(inverse(order))
+    return aten.copysign.Tensor(x, sign)
+
+
 def _roll(x: torch.Tensor, shifts: list[int], dims: tuple[int, ...] | list[int] = ()) -> Any:
     """Eager joins two parts of `x`: what is channels_last stays so if both of the parts are."""
     if is_contiguous_or_false(x) or not dims:
@@ -202,6 +212,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{target: _batch_norm(target, *positions) for target, positions in _BATCH_NORM.items()},
     aten.angle.default: _angle,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.copysign.Tensor: _copysign,
     aten.index.Tensor: _index,
     aten.roll.default: _roll,
     aten.unique_dim.default: _along(aten.unique_dim.default),

@@ -149,3 +149,51 @@ def test_long_expressions_in_a_branch(size):
         return torch.cat([F.mish(x), x], 1), F.pad(F.mish(x), (1, 1)) * 2, F.mish(x).flip(-1)
 
     assert_matches_eager(fn, torch.randn(4, 3, size))
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_gradient_of_smooth_l1_loss_keeps_nan():
+    def fn(x, y):
+        return F.smooth_l1_loss(x, y, beta=0.5)
+
+    x = torch.tensor([INF, NAN, -INF, 1.0, INF, 0.2])
+    assert_matches_eager(fn, x, torch.tensor([1.0, 1.0, 1.0, NAN, INF, 0.3]), grad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("eps", [1e-3, 1e-5, 0.1])
+def test_bounds_of_logit_are_of_its_dtype(dtype, eps):
+    def fn(x):
+        return torch.logit(x, eps=eps)
+
+    x = torch.tensor([-1.0, 0.5, 2.0, 0.9995, 0.001, 0.0, 1.0, 0.3], dtype=dtype)
+    assert_matches_eager(fn, x, grad=dtype is torch.float32)
+
+
+def test_nothing_is_read_where_nothing_results():
+    def fn(x, y, i):
+        return x[:, i], y[i]
+
+    assert_matches_eager(fn, torch.zeros(0, 1), torch.zeros(3, 0), torch.tensor([1, 7]))
+
+
+def test_strides_that_the_first_operand_decides():
+    def fn(x, sign, row):
+        return torch.copysign(x, sign), F.bilinear(row, row, torch.ones(2, 1, 1))
+
+    sign = torch.ones(2, 2, 1, 3).permute(1, 2, 3, 0)
+    assert_matches_eager(fn, torch.ones(2, 2, 3, 2), sign, torch.ones(1, 3).t())
+
+
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x: torch.sgn(torch.exp(x)).max(0)[0], torch.ones(4, 3)),
+        (lambda x: F.pad(x, (-1, 1)) - 1, torch.zeros(3, 1, dtype=torch.uint8)),
+        (lambda x: (F.silu(x).view(torch.int32) - 2, x.clone() < F.silu(x)), torch.tensor(0.5)),
+    ],
+)
+def test_kernels_that_tvm_refused(fn, x):
+    assert_matches_eager(fn, x)

@@ -307,3 +307,33 @@ def test_strides_of_axes_of_one_element_and_of_nothing() -> None:
     for dynamic in (False, True):
         compiled = torch.compile(fn, backend="relax", dynamic=dynamic)(x, y)
         assert [t.stride() for t in compiled] == [t.stride() for t in fn(x, y)]
+
+
+def _strided_calls() -> list[tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]]:
+    big = torch.arange(8.0)
+    return [
+        (lambda x: x.as_strided((2, 2), (2, 1), 0) * 2, [big[:3]]),
+        (lambda x: x.as_strided((4,), (1,), 0) + 0, [torch.arange(4.0), big[2:6]]),
+        (lambda x: x.as_strided((2,), (2,)) + 0, [torch.arange(4.0), big[2:6]]),
+    ]
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_as_strided_of_more_than_the_tensor(case: int) -> None:
+    """What lies beside a view in memory is read as well."""
+    fn, calls = _strided_calls()[case]
+    compiled = torch.compile(fn, backend="relax")
+    for x in calls:
+        assert torch.equal(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_strided_out_of_bounds(dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1).as_strided((4,), (1,), 0)
+
+    compiled = torch.compile(fn, backend="relax", dynamic=dynamic)
+    for size in (4, 7):
+        assert torch.equal(compiled(torch.ones(size)), fn(torch.ones(size)))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(torch.ones(2))
