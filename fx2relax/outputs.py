@@ -11,6 +11,7 @@ import torch.fx
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
+from fx2relax.eager_strides import eager_strides, strides_match
 from fx2relax.layouts import (
     concrete,
     dense_permutation,
@@ -161,17 +162,17 @@ class _Arranger:
         self.results.append(bound)
         spec = OutputSpec("result", index)
         if self.importer.output_strides and isinstance(val, torch.Tensor) and is_plain(val):
-            spec = self._physical(bound, val)
+            spec = self._physical(bound, node)
         if not isinstance(self.results[index], Var):
             self.results[index] = self.importer.builder.emit(self.results[index])
         return spec
 
-    def _physical(self, bound: Any, val: Any) -> OutputSpec:
+    def _physical(self, bound: Any, node: torch.fx.Node) -> OutputSpec:
         """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
-        index = len(self.results) - 1
+        index, val = len(self.results) - 1, node.meta["val"]
         shape, strides = concrete(val.shape), concrete(val.stride())
         if any(size == 0 for size in shape):
-            return OutputSpec("result", index, exact=self._exact(val, None))
+            return OutputSpec("result", index, exact=self._exact(node, None))
         zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
         if zero:
             ones = [1] * len(zero)
@@ -184,16 +185,22 @@ class _Arranger:
         else:
             self.results[index] = op.permute_dims(bound, permutation)
         if permutation is not None or is_dense(shape, strides):
-            exact = None if zero else self._exact(val, permutation)
+            exact = None if zero else self._exact(node, permutation)
             return OutputSpec(
                 "result", index, permutation=permutation, expanded=expanded, exact=exact
             )
         given = self._given(val.stride())
         return OutputSpec("result", index, expanded=expanded, strides=given)
 
-    def _exact(self, val: Any, permutation: tuple[int, ...] | None) -> tuple[int, ...] | int | None:
+    def _exact(
+        self, node: torch.fx.Node, permutation: tuple[int, ...] | None
+    ) -> tuple[int, ...] | int | None:
         """The strides of an output, unless a compact one in that order has them all."""
+        val = node.meta["val"]
         sizes, strides = concrete(val.shape), tuple(concrete(val.stride()))
+        eager = eager_strides(node)
+        if eager is not None and strides_match(tuple(sizes), eager, strides):
+            strides = eager
         if strides == dense_strides(sizes, permutation):
             return None
         static = all(isinstance(stride, int) for stride in val.stride())

@@ -213,7 +213,8 @@ def place_in_storage(node: Node) -> torch.Tensor | None:
     """The tensor whose storage an `as_strided` counts from the start of; None for other nodes."""
     if node.target not in _STRIDED:
         return None
-    return node.args[0].meta["val"]  # type: ignore[union-attr]
+    value: torch.Tensor = _value(node.args[0])
+    return value
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:

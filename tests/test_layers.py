@@ -41,6 +41,7 @@ LAYERS = [
             "shapes",
             "decompositions",
             "eager_kernels",
+            "eager_strides",
             "linear_algebra",
             "chunked_losses",
             "covariance",

@@ -337,3 +337,33 @@ def test_as_strided_out_of_bounds(dynamic: bool) -> None:
         assert torch.equal(compiled(torch.ones(size)), fn(torch.ones(size)))
     with pytest.raises(RuntimeError, match="out of bounds"):
         compiled(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x > 1,
+        lambda x: (x.sin() + 1) * x,
+        lambda x: torch.where(x > 0, x, 0.0),
+        lambda x: x.int() // 2,
+        torch.frexp,
+        torch.zeros_like,
+        F.mish,
+        lambda x: x.unsqueeze(0) + 1,
+        lambda x: torch.maximum(x, x.sum()),
+    ],
+)
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(1, 4).t(),
+        torch.ones(2, 1, 3).permute(2, 1, 0),
+        torch.empty_permuted([5, 3, 1], [2, 0, 1]).fill_(1),
+        torch.ones(1, 1, 3, 4).permute(3, 0, 2, 1),
+    ],
+    ids=lambda x: str(tuple(x.stride())),
+)
+def test_elementwise_strides_of_axes_of_one_element(
+    fn: Callable[[torch.Tensor], object], x: torch.Tensor
+) -> None:
+    assert_matches_eager(fn, x, every_stride=True)
