@@ -156,7 +156,8 @@ class _Checked:
                 seed=0,
                 tol=tol,
                 backend=backend,
-                every_stride=True,
+                # What is complex comes out of PyTorch's operators, given compact operands.
+                every_stride=self.row.dtype != "complex64",
             )
 
     def _count(self, warnings: Sequence[str]) -> None:
