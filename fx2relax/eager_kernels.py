@@ -105,23 +105,46 @@ def _hint(value: Any) -> Any:
 
 
 def _asked(target: Any, structure: Any, described: list[Any]) -> str | None:
-    """Zeros are valid indices, ones are valid divisors."""
+    error = _error(target, structure, described)
+    if error is None:
+        return None
+    if isinstance(error, NotImplementedError):
+        return str(error).strip()
+    # Whatever else it objects to (lengths that do not add up) it does in float64 as well.
+    for masks in (False, True):
+        wide = [_in_float64(d, masks) for d in described]
+        if _error(target, structure, wide) is None:
+            return str(error).strip()
+    return None
+
+
+def _error(target: Any, structure: Any, described: list[Any]) -> Exception | None:
+    """What a kernel raises; zeros are valid indices, ones are valid divisors."""
     error: Exception | None = None
     for fill in (torch.zeros, torch.ones):
         try:
             with _plain_pytorch():
                 operands = [
-                    fill(d[0], dtype=d[1], device=d[2])
-                    if isinstance(d, tuple) and len(d) == 3 and isinstance(d[0], torch.Size)
-                    else d
-                    for d in described
+                    fill(d[0], dtype=d[1], device=d[2]) if _is_tensor(d) else d for d in described
                 ]
                 args, kwargs = pytree.tree_unflatten(operands, structure)
                 target(*args, **kwargs)
             return None
         except Exception as raised:
             error = raised
-    return str(error).strip()
+    return error
+
+
+def _is_tensor(described: Any) -> bool:
+    return isinstance(described, tuple) and isinstance(described[0], torch.Size)
+
+
+def _in_float64(described: Any, masks: bool) -> Any:
+    """An operand as a float64, a boolean one too unless `masks`."""
+    if _is_tensor(described):
+        kept = masks and described[1] is torch.bool
+        return described[0], torch.bool if kept else torch.float64, described[2]
+    return float(described) if isinstance(described, bool) and not masks else described
 
 
 @contextlib.contextmanager
