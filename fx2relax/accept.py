@@ -69,7 +69,8 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
     actual = shape_values(var.ty)
     if actual is not None and symbols.same_shape(actual, expected):
         # Relax knows nothing of the sizes' ranges, and has to see as well that they are equal.
-        evident = SymbolTable().same_shape(actual, expected)
+        static = all(isinstance(size, int) for size in actual)
+        evident = static or SymbolTable().same_shape(actual, expected)
         return var if evident else resized(var, expected, name)
     if actual is not None and (
         len(actual) != len(expected)

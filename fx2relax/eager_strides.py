@@ -6,13 +6,14 @@ the order of ``TensorIterator`` (aten/src/ATen/TensorIterator.cpp), for sizes th
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx
+
+from fx2relax.layouts import dense_strides
 
 Ints = tuple[int, ...]
 _aten = torch.ops.aten
@@ -121,8 +122,8 @@ def elementwise_strides(shape: Ints, operands: Sequence[tuple[Ints, Ints]]) -> I
         operands: shape and strides of each, in order; a number is a tensor without axes.
     """
     if operands and all(sizes == shape for sizes, _ in operands):
-        if all(strides_match(shape, strides, _compact(shape)) for _, strides in operands):
-            return _compact(shape)
+        if all(strides_match(shape, strides, dense_strides(shape)) for _, strides in operands):
+            return dense_strides(shape)
         last = _channels_last(shape) if len(shape) == 4 else None
         if last and all(strides_match(shape, strides, last) for _, strides in operands):
             return last
@@ -131,7 +132,7 @@ def elementwise_strides(shape: Ints, operands: Sequence[tuple[Ints, Ints]]) -> I
             return first
     order = _order(shape, [_spread(shape, *operand) for operand in operands])
     if order == list(reversed(range(len(shape)))):
-        return _compact(shape)
+        return dense_strides(shape)
     strides, step = [0] * len(shape), 1
     for axis in order:
         strides[axis] = step
@@ -175,10 +176,6 @@ def _spread(shape: Ints, sizes: Ints, strides: Ints) -> Ints:
         for size, stride, whole in zip(sizes, strides, shape[missing:], strict=True)
     ]
     return (0,) * missing + tuple(own)
-
-
-def _compact(shape: Ints) -> Ints:
-    return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _channels_last(shape: Ints) -> Ints:

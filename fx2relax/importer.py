@@ -293,8 +293,7 @@ class Importer:
         if converter is None or routes.shipped(converter):
             refused = routes.refusal(node, self.halves)
             if refused is not None:
-                self.declined.append((node, refused))
-                return self.calls.emit(node)
+                return self._decline(node, refused)
         if self.library == "torch" and routes.library_decides(node, converter):
             self.converted += 1
             return self.calls.emit(node, library=True)
@@ -304,8 +303,7 @@ class Importer:
                 self.converted += 1
                 return result
             except Refused as declined:
-                self.declined.append((node, str(declined)))
-                return self.calls.emit(node)
+                return self._decline(node, str(declined))
             except Unsupported as declined:
                 reason = str(declined)
         if routes.plain_node(node):
@@ -314,6 +312,10 @@ class Importer:
                 result = self._inline(graph, node)
                 self.converted += 1
                 return result
+        return self._decline(node, reason)
+
+    def _decline(self, node: Node, reason: str) -> Any:
+        """Let PyTorch run a node, and remember why."""
         self.declined.append((node, reason))
         return self.calls.emit(node)
 

@@ -78,7 +78,8 @@ def storage_of(val: Any) -> int | None:
 
 def same_storage(one: Any, other: Any) -> bool:
     """Whether two fake tensors would lie in the same memory."""
-    return storage_of(one) is not None and storage_of(one) == storage_of(other)
+    storage = storage_of(one)
+    return storage is not None and storage == storage_of(other)
 
 
 def concrete(values: Sequence[Any]) -> list[int]:

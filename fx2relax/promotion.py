@@ -29,7 +29,7 @@ def promoted(
     chosen = converter.promote_args or tuple(names)
     keyed = {**dict(zip(names, range(len(args)), strict=False))}
     values = [
-        _value(node.args[keyed[n]] if n in keyed else node.kwargs[n])
+        fake_value(node.args[keyed[n]] if n in keyed else node.kwargs[n])
         for n in chosen
         if n in keyed or n in node.kwargs
     ]
@@ -69,5 +69,6 @@ def _positional(converter: Converter) -> list[str]:
     return [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
 
 
-def _value(argument: Any) -> Any:
+def fake_value(argument: Any) -> Any:
+    """What stands for a node's argument while a graph is traced; the argument where it is none."""
     return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument

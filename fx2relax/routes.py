@@ -17,6 +17,7 @@ from fx2relax import decompositions, dtypes, eager_kernels, kept
 from fx2relax.compat import op
 from fx2relax.errors import ImportFailure, source_line
 from fx2relax.layouts import concrete, dense_permutation, inverse, is_dense
+from fx2relax.promotion import fake_value
 from fx2relax.registry import Converter, lookup
 
 Node = torch.fx.Node
@@ -189,38 +190,34 @@ def in_logical_order(node: Node, result: Any) -> Any:
 
 def _inside(node: Node, val: torch.Tensor) -> bool:
     """Whether every element that an `as_strided` names is one of the tensor's own."""
-    args = _as_strided_arguments(node)
-    sizes, strides, offset = ([_value(v) for v in args[0]], [_value(v) for v in args[1]], args[2])
+    sizes, strides, offset = _as_strided_arguments(node)
     if 0 in concrete(sizes):
         return True
-    last = _value(offset) + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+    last = offset + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
     return bool(statically_known_true(last < val.numel()))
 
 
-def _as_strided_arguments(node: Node) -> tuple[Any, Any, Any]:
+def _as_strided_arguments(node: Node) -> tuple[list[Any], list[Any], Any]:
     """The sizes, strides and offset of an `as_strided`."""
     names = ("size", "stride", "storage_offset")
     first = 2 if node.target is torch.ops.aten.as_strided_scatter.default else 1
-    given = dict(zip(names, node.args[first:], strict=False)) | dict(node.kwargs)
-    return given["size"], given["stride"], given.get("storage_offset") or 0
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, Node) else argument
+    given: dict[str, Any] = {**dict(zip(names, node.args[first:], strict=False)), **node.kwargs}
+    sizes, strides = ([fake_value(v) for v in given[name]] for name in names[:2])
+    return sizes, strides, fake_value(given.get("storage_offset") or 0)
 
 
 def place_in_storage(node: Node) -> torch.Tensor | None:
     """The tensor whose storage an `as_strided` counts from the start of; None for other nodes."""
     if node.target not in _STRIDED:
         return None
-    value: torch.Tensor = _value(node.args[0])
+    value: torch.Tensor = fake_value(node.args[0])
     return value
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:
-    if node.target not in _STRIDED:
+    val = place_in_storage(node)
+    if val is None:
         return None
-    val = node.args[0].meta["val"]  # type: ignore[union-attr]
     sizes, strides = concrete(val.shape), concrete(val.stride())
     whole = concrete([val.storage_offset()]) == [0] and _inside(node, val)
     if whole and (is_dense(sizes, strides) or 0 in sizes):
