@@ -118,7 +118,7 @@ def absolute(self: Any) -> Any:
     return self if _unsigned(self) else op.abs(self)
 
 
-@converts(aten.neg.default, prims.neg.default, promote=Promotion.DEFAULT)
+@converts(aten.neg.default, aten._neg_view.default, prims.neg.default, promote=Promotion.DEFAULT)
 def negative(self: Any) -> Any:
     """The other sign; unsigned integers wrap."""
     if _unsigned(self):
@@ -180,5 +180,5 @@ def angle(self: Any) -> Any:
 
 @converts(aten.conj_physical.default, prims.conj_physical.default)
 def conj_physical(self: Any) -> Any:
-    """The value itself: Relax has no complex numbers."""
+    """The value itself, of a real number."""
     return self

@@ -20,6 +20,7 @@ from fx2relax.compat import (
     relax,
     shape_values,
 )
+from fx2relax.complexes import Complex, is_complex, part_dtype
 from fx2relax.errors import ImportFailure, source_line, target_name
 from fx2relax.shapes import SymbolTable
 
@@ -56,14 +57,25 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
         return None
     if not isinstance(val, torch.Tensor) or result is None:
         return result
-    if not isinstance(result, Expr) or is_prim_expr(result):
-        raise ImportFailure(
-            f"the converter of {target_name(node.target)} returned "
-            f"{type(result).__name__}, not a Relax tensor, at {source_line(node)}"
-        )
-    var = result if isinstance(result, Var) else builder.emit(result, name)
     expected = symbols.shape(val.shape)
-    dtype = dtypes.to_tvm(val.dtype)
+    if is_complex(val):
+        if not isinstance(result, Complex):
+            raise _no_tensor(node, result, "complex")
+        dtype = part_dtype(val.dtype)
+        if result.has_parts:
+            return result.map(lambda part: _accept_tensor(importer, node, part, expected, dtype))
+        pairs = _accept_tensor(importer, node, result.pairs, [*expected, 2], dtype, name)
+        return Complex(pairs=pairs)
+    if not isinstance(result, Expr) or is_prim_expr(result):
+        raise _no_tensor(node, result, "Relax")
+    return _accept_tensor(importer, node, result, expected, dtypes.to_tvm(val.dtype), name)
+
+
+def _accept_tensor(
+    importer: Any, node: Node, result: Any, expected: list[Any], dtype: str, name: str = ""
+) -> Any:
+    builder, symbols = importer.builder, importer.symbols
+    var = result if isinstance(result, Var) else builder.emit(result, name)
     if not is_tensor(var) or dtype_of(var) != dtype:
         raise _disagrees(node, var, expected, dtype)
     actual = shape_values(var.ty)
@@ -84,6 +96,13 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
     if actual is not None:
         return resized(var, expected, name)
     return builder.match_cast(var, TensorType(expected, dtype), name)
+
+
+def _no_tensor(node: Node, result: Any, kind: str) -> ImportFailure:
+    return ImportFailure(
+        f"the converter of {target_name(node.target)} returned "
+        f"{type(result).__name__}, not a {kind} tensor, at {source_line(node)}"
+    )
 
 
 def _disagrees(node: Node, var: Any, shape: list[Any], dtype: str) -> ImportFailure:

@@ -32,7 +32,7 @@ from fx2relax.options import Options
 from fx2relax.overlapping import overlapping_write
 from fx2relax.params import InputSpec
 from fx2relax.reproduce import write_reproducer
-from fx2relax.routes import is_plain
+from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.shapes import SymbolTable
 from fx2relax.whole import whole_operators
@@ -229,7 +229,7 @@ def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
     for position, node in enumerate(placeholders):
         val = node.meta.get("val")
         spec = InputSpec(str(node.target), "user", val, position=position)
-        if isinstance(val, torch.Tensor) and is_plain(val):
+        if isinstance(val, torch.Tensor) and is_held(val):
             spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
         specs.append(spec)
     return specs

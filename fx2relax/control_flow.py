@@ -15,7 +15,9 @@ import torch.fx
 
 from fx2relax.casting import cast
 from fx2relax.compat import ShapeType, TensorType, Var, is_prim_expr, op, relax, shape_expr
+from fx2relax.complexes import Complex
 from fx2relax.imported import Imported
+from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 
 Node = torch.fx.Node
@@ -59,7 +61,7 @@ class Choices:
         env = self.importer.env
         predicate = op.reshape(cast(env[node.args[0]], "bool"), ())
         operands = [
-            shape_expr([env[n]]) if is_prim_expr(env[n]) else env[n]
+            _passed(env[n])
             for n, spec in zip(_operands(node), choice.specs, strict=True)
             if spec.passed
         ]
@@ -68,7 +70,7 @@ class Choices:
             operands.append(shape_expr(sizes))
         whole = builder.emit(choice.function(predicate, *operands), node.name)
         return tuple(
-            spec.value if spec.kind == "value" else relax.TupleGetItem(whole, spec.index)
+            spec.value if spec.kind == "value" else _returned(whole, spec)
             for spec in choice.branch.outputs
         )
 
@@ -97,6 +99,17 @@ class Choices:
         self.importer.nodes += nested.nodes
         self.importer.converted += nested.converted
         return imported
+
+
+def _passed(value: Any) -> Any:
+    if isinstance(value, Complex):
+        return value.pairs
+    return shape_expr([value]) if is_prim_expr(value) else value
+
+
+def _returned(whole: Any, spec: OutputSpec) -> Any:
+    value = relax.TupleGetItem(whole, spec.index)
+    return Complex(pairs=value) if spec.pairs else value
 
 
 def _operands(node: Node) -> list[Any]:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fx2relax import dtypes, kept, routes
 from fx2relax.accept import accept
+from fx2relax.casting import cast
 from fx2relax.compat import (
     AnyType,
     BlockBuilder,
@@ -24,6 +25,7 @@ from fx2relax.compat import (
     op,
     relax,
 )
+from fx2relax.complexes import Complex, is_complex, part_dtype
 from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -40,7 +42,7 @@ from fx2relax.layouts import inverse, same_storage
 from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.promotion import promoted
-from fx2relax.registry import Converter, lookup
+from fx2relax.registry import Converter
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
 from fx2relax.torch_calls import TorchCalls
@@ -148,11 +150,11 @@ class Importer:
             if node.op != "get_attr":
                 continue
             value = _attribute(self.graph_module, str(node.target))
-            if not isinstance(value, torch.Tensor) or not dtypes.has_tvm(value.dtype):
+            if not isinstance(value, torch.Tensor) or not routes.is_held(value):
                 self.attributes[node] = value
                 continue
             if self.nested:
-                self.attributes[node] = relax.const(from_torch(value))
+                self.attributes[node] = _constant(value)
                 continue
             if id(value) not in known:
                 name = str(node.target).lstrip("_")
@@ -186,11 +188,13 @@ class Importer:
             if isinstance(spec.val, torch.SymFloat):
                 return Var(name, TensorType([], "float64"))
             return Var(name, AnyType())
-        if not routes.is_plain(spec.val):
+        if not routes.is_held(spec.val):
             return Var(name, AnyType())
         shape = self.symbols.shape(spec.val.shape)
         if spec.permutation is not None:
             shape = [shape[axis] for axis in spec.permutation]
+        if is_complex(spec.val):
+            return Var(name, TensorType([*shape, 2], part_dtype(spec.val.dtype)))
         return Var(name, TensorType(shape, dtypes.to_tvm(spec.val.dtype)))
 
     def _unbound_symbols(self, params: Sequence[InputSpec]) -> list[Any]:
@@ -225,9 +229,11 @@ class Importer:
     def _logical(self, spec: InputSpec, var: Any) -> Any:
         if isinstance(spec.val, torch.SymInt):
             return self.symbols.size(spec.val)
-        if spec.permutation is None:
-            return var
-        return self.builder.emit(op.permute_dims(var, inverse(spec.permutation)), spec.relax_name)
+        pairs = is_complex(spec.val)
+        if spec.permutation is not None:
+            order = [*inverse(spec.permutation), *([len(spec.permutation)] if pairs else [])]
+            var = self.builder.emit(op.permute_dims(var, order), spec.relax_name)
+        return Complex(pairs=var) if pairs else var
 
     # -- the walk ----------------------------------------------------------------------------
 
@@ -289,7 +295,7 @@ class Importer:
                 return self.scalars.item(node.meta["val"], self._argument(node.args[0]), node.name)
             except Unsupported as declined:
                 reason = str(declined)
-        converter = lookup(target)
+        converter = routes.converter_of(node)
         if converter is None or routes.shipped(converter):
             refused = routes.refusal(node, self.halves)
             if refused is not None:
@@ -297,7 +303,7 @@ class Importer:
         if self.library == "torch" and routes.library_decides(node, converter):
             self.converted += 1
             return self.calls.emit(node, library=True)
-        if converter is not None and routes.plain_node(node):
+        if converter is not None:
             try:
                 result = accept(self, node, self._call(converter, node))
                 self.converted += 1
@@ -334,6 +340,8 @@ class Importer:
             result = self.builder.normalize(result)
             if dtype_of(result) != result_dtype:
                 result = op.astype(result, result_dtype)
+        elif isinstance(result, Complex):
+            result = result.map(lambda part: cast(part, result_dtype))
         return result
 
     def _argument(self, value: Any) -> Any:
@@ -354,8 +362,7 @@ class Importer:
             self.env[placeholder] = self.env[operand]
         for child in inner:
             if child.op == "get_attr":
-                value = _attribute(graph, str(child.target))
-                self.env[child] = relax.const(from_torch(value))
+                self.env[child] = _constant(_attribute(graph, str(child.target)))
             elif child.op == "call_function":
                 child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
                 self._visit(child)
@@ -367,6 +374,12 @@ class Importer:
                     self, node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
                 )
         raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
+
+
+def _constant(value: torch.Tensor) -> Any:
+    if is_complex(value):
+        return Complex(pairs=relax.const(from_torch(torch.view_as_real(value.resolve_conj()))))
+    return relax.const(from_torch(value))
 
 
 def _attribute(root: Any, path: str) -> Any:

@@ -71,7 +71,7 @@ def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
 
 def storage_of(val: Any) -> int | None:
     """What identifies the memory that a fake tensor would have in eager."""
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_complex():
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
     return int(StorageWeakRef(val.untyped_storage()).cdata)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.fx
 
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
+from fx2relax.complexes import Complex, is_complex
 from fx2relax.eager_strides import eager_strides, strides_match
 from fx2relax.layouts import (
     concrete,
@@ -20,7 +21,7 @@ from fx2relax.layouts import (
     overlaps,
     storage_of,
 )
-from fx2relax.routes import is_plain
+from fx2relax.routes import is_held
 from fx2relax.view_replay import Replay, find
 
 
@@ -41,6 +42,9 @@ class OutputSpec:
             strides of axes of size 1 or of a tensor of no elements; or where they stand.
         view: where the sizes, strides and offset of a view stand among the results.
         dtype: what a view takes the bits for.
+        pairs: whether the result is the tensor of pairs of a complex output.
+        conjugate, negated: whether eager gives the bits, and says of them that they are to be taken
+            for their conjugates, or with the other sign.
         replay: makes the view of an input of which elements share memory.
         numbers: where the sizes that the replay takes stand among the results.
     """
@@ -56,6 +60,9 @@ class OutputSpec:
     dtype: torch.dtype | None = None
     replay: Replay | None = None
     numbers: int | None = None
+    pairs: bool = False
+    conjugate: bool = False
+    negated: bool = False
 
 
 def arrange(
@@ -138,7 +145,10 @@ class _Arranger:
         before = base.storage_offset() * base.element_size() // val.element_size()
         sizes, strides = self._given(val.shape), self._given(val.stride())
         view = sizes, strides, self._given([val.storage_offset() - before])
-        return OutputSpec(kind, index, view=view, dtype=val.dtype)
+        conjugate = val.is_conj() != (base.is_conj() and base.dtype == val.dtype)
+        return OutputSpec(
+            kind, index, view=view, dtype=val.dtype, conjugate=conjugate, negated=val.is_neg()
+        )
 
     def _given(self, values: Any) -> int:
         """Let the Relax function return sizes; where they stand among the results."""
@@ -149,7 +159,8 @@ class _Arranger:
     def _result(self, node: torch.fx.Node) -> OutputSpec:
         bound = self.importer.env[node]
         index = len(self.results)
-        val = node.meta.get("val")
+        if isinstance(bound, Complex):
+            return self._complex(bound, node)
         if not isinstance(bound, Expr):
             return OutputSpec("value", value=bound)
         if is_prim_expr(bound):
@@ -159,9 +170,21 @@ class _Arranger:
             return OutputSpec("truth" if truth else "size", index)
         if id(bound) in self.inputs and self.importer.output_strides:
             bound = _copy(bound)
+        return self._tensor(bound, node)
+
+    def _complex(self, bound: Complex, node: torch.fx.Node) -> OutputSpec:
+        conjugate = node.meta["val"].is_conj() and self.importer.output_strides
+        pairs = (bound.conjugate() if conjugate else bound).pairs
+        if id(pairs) in self.inputs and self.importer.output_strides:
+            pairs = _copy(pairs)
+        spec = self._tensor(pairs, node)
+        return replace(spec, pairs=True, conjugate=conjugate)
+
+    def _tensor(self, bound: Any, node: torch.fx.Node) -> OutputSpec:
+        index, val = len(self.results), node.meta.get("val")
         self.results.append(bound)
         spec = OutputSpec("result", index)
-        if self.importer.output_strides and isinstance(val, torch.Tensor) and is_plain(val):
+        if self.importer.output_strides and isinstance(val, torch.Tensor) and is_held(val):
             spec = self._physical(bound, node)
         if not isinstance(self.results[index], Var):
             self.results[index] = self.importer.builder.emit(self.results[index])
@@ -183,7 +206,8 @@ class _Arranger:
         if permutation is None:
             self.results[index] = bound
         else:
-            self.results[index] = op.permute_dims(bound, permutation)
+            pairs = [len(shape)] if is_complex(val) else []
+            self.results[index] = op.permute_dims(bound, [*permutation, *pairs])
         if permutation is not None or is_dense(shape, strides):
             exact = None if zero else self._exact(node, permutation)
             return OutputSpec(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._prims_common import elementwise_dtypes
 
-from fx2relax import dtypes
+from fx2relax import complexes, dtypes
 from fx2relax.agreement import agreed
 from fx2relax.casting import cast
 from fx2relax.registry import Converter, Promotion
@@ -40,6 +40,8 @@ def promoted(
         _, common = elementwise_dtypes(*operands, type_promotion_kind=Promotion.DEFAULT)
 
     def prepared(value: Any) -> Any:
+        if compute.is_complex:
+            return complexes.as_complex(value, complexes.part_dtype(compute))
         # Eager rounds every operand to the common dtype before it computes in a wider one.
         if isinstance(value, (int, float)):
             if not converter.exact_scalars:
@@ -55,6 +57,9 @@ def promoted(
             args[keyed[name]] = prepared(args[keyed[name]])
         elif name in kwargs:
             kwargs[name] = prepared(kwargs[name])
+    if compute.is_complex:
+        name = complexes.part_dtype(result) if result.is_complex else dtypes.to_tvm(result)
+        return args, kwargs, name
     places = [keyed[name] for name in chosen if name in keyed]
     for place, value in zip(places, agreed([args[p] for p in places]), strict=True):
         args[place] = value

@@ -51,6 +51,7 @@ class Converter:
 
 
 _shipped: dict[Target, Converter] = {}
+_complex: dict[Target, Converter] = {}
 _scopes: contextvars.ContextVar[tuple[dict[Target, Converter], ...]] = contextvars.ContextVar(
     "fx2relax_overrides", default=()
 )
@@ -77,6 +78,7 @@ def converts(
     promote: Promotion | None = None,
     promote_args: tuple[str, ...] | None = None,
     exact_scalars: bool = False,
+    complex_numbers: bool = False,
     override: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the converter of one or more targets.
@@ -89,6 +91,8 @@ def converts(
         promote: PyTorch's promotion for the positional arguments; see `Converter`.
         promote_args: restricts the promotion to these parameters.
         exact_scalars: keep Python numbers at full precision; see `Converter`.
+        complex_numbers: for the calls that take or give complex tensors, which have converters of
+            their own: a complex tensor is a `fx2relax.complexes.Complex`.
         override: replace the converter that the target has.
 
     The decorated function takes what the target takes: the overload's schema, the function's
@@ -101,17 +105,18 @@ def converts(
     """
     if not targets:
         raise RegistrationError("converts() needs at least one target")
+    table = _complex if complex_numbers else _shipped
 
     def register(function: Function) -> Function:
         for target in targets:
             kind_of(target)
-            if target in _shipped and not override:
+            if target in table and not override:
                 raise RegistrationError(
                     f"{target_name(target)} has a converter already, from "
-                    f"{_shipped[target].source}; pass override=True to replace it"
+                    f"{table[target].source}; pass override=True to replace it"
                 )
             source = getattr(function, "__module__", "")
-            _shipped[target] = Converter(
+            table[target] = Converter(
                 target, function, promote, promote_args, source, exact_scalars
             )
         return function
@@ -125,6 +130,11 @@ def lookup(target: Target) -> Converter | None:
         if target in scope:
             return scope[target]
     return _shipped.get(target) if _hashable(target) else None
+
+
+def lookup_complex(target: Target) -> Converter | None:
+    """The converter of a target's calls that take or give complex tensors."""
+    return _complex.get(target) if _hashable(target) else None
 
 
 def _hashable(target: Target) -> bool:

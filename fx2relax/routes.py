@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, eager_kernels, kept
 from fx2relax.compat import op
+from fx2relax.complexes import Complex, is_complex
 from fx2relax.errors import ImportFailure, source_line
 from fx2relax.layouts import concrete, dense_permutation, inverse, is_dense
 from fx2relax.promotion import fake_value
-from fx2relax.registry import Converter, lookup
+from fx2relax.registry import Converter, lookup, lookup_complex
 
 Node = torch.fx.Node
 
@@ -33,11 +34,33 @@ def is_plain(val: torch.Tensor) -> bool:
     )
 
 
+def is_held(val: torch.Tensor) -> bool:
+    """Whether Relax tensors can hold a tensor: one, or two where it is complex."""
+    return is_plain(val) or is_complex(val)
+
+
 def plain_node(node: Node) -> bool:
     """Whether every tensor that a node takes and gives can be a Relax tensor."""
+    return all(is_plain(v) for v in _tensors(node))
+
+
+def complex_node(node: Node) -> bool:
+    """Whether Relax tensors can hold what a node takes and gives, and some of it is complex."""
+    tensors = _tensors(node)
+    return all(is_held(v) for v in tensors) and any(is_complex(v) for v in tensors)
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
     values = [v.meta.get("val") for v in flat_arguments(node) if isinstance(v, Node)]
     values.append(node.meta.get("val"))
-    return all(is_plain(v) for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor))
+    return [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+
+
+def converter_of(node: Node) -> Converter | None:
+    """The converter of a node's target for what it takes; None for tensors Relax cannot hold."""
+    if complex_node(node):
+        return lookup_complex(node.target)
+    return lookup(node.target) if plain_node(node) else None
 
 
 def flat_arguments(node: Node) -> list[Any]:
@@ -59,7 +82,7 @@ def has_route(node: Node) -> bool:
     if isinstance(val, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool)):
         return True
     if not plain_node(node):
-        return False
+        return converter_of(node) is not None
     return lookup(target) is not None or _decomposition(target) is not None or constant(node)
 
 
@@ -73,10 +96,21 @@ _UNSTABLE = {
     _aten.nanmedian.dim,
     _aten.mode.default,
 }
+# What it computes as nothing else here does: Fourier transforms, and eigenvalues of what is not
+# symmetric, of which order and phase are up to its algorithm.
+_ITS_OWN = {
+    _aten._fft_c2c.default,
+    _aten._fft_c2r.default,
+    _aten._fft_r2c.default,
+    _aten.linalg_eig.default,
+    _aten._linalg_eigvals.default,
+}
 
 
 def library_decides(node: Node, converter: Converter | None) -> bool:
     """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
+    if node.target in _ITS_OWN:
+        return plain_node(node) or complex_node(node)
     if node.target not in _UNSTABLE or not plain_node(node):
         return False
     return converter is None or shipped(converter)
@@ -177,7 +211,7 @@ def in_memory_order(node: Node, args: list[Any]) -> list[Any]:
         ImportFailure: a tensor that is a part of a larger memory, which the graph does not hold.
     """
     permutation = _permutation(node)
-    return args if permutation is None else [op.permute_dims(args[0], permutation), *args[1:]]
+    return args if permutation is None else [_permuted(args[0], permutation), *args[1:]]
 
 
 def in_logical_order(node: Node, result: Any) -> Any:
@@ -185,7 +219,13 @@ def in_logical_order(node: Node, result: Any) -> Any:
     if node.target is not torch.ops.aten.as_strided_scatter.default:
         return result
     permutation = _permutation(node)
-    return result if permutation is None else op.permute_dims(result, inverse(permutation))
+    return result if permutation is None else _permuted(result, inverse(permutation))
+
+
+def _permuted(value: Any, axes: Sequence[int]) -> Any:
+    if isinstance(value, Complex):
+        return value.map(lambda part: op.permute_dims(part, axes))
+    return op.permute_dims(value, axes)
 
 
 def _inside(node: Node, val: torch.Tensor) -> bool:

@@ -132,7 +132,9 @@ def is_further(
     if _strides(actual) != _strides(expected):
         return True
     if actual.is_complex():
-        actual, expected, exact = (torch.view_as_real(t) for t in (actual, expected, exact))
+        actual, expected, exact = (
+            torch.view_as_real(t.resolve_conj()) for t in (actual, expected, exact)
+        )
     if not actual.is_floating_point():
         return not torch.equal(actual, expected)
     ours, eager, real = (t.double() for t in (actual, expected, exact))

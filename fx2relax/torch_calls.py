@@ -21,9 +21,10 @@ from fx2relax.compat import (
     op,
     relax,
 )
+from fx2relax.complexes import Complex, is_complex, part_dtype
 from fx2relax.errors import source_line, target_name
 from fx2relax.layouts import concrete, inverse
-from fx2relax.routes import flat_arguments, is_leaf, is_plain
+from fx2relax.routes import flat_arguments, is_held, is_leaf
 from fx2relax.scalars import as_operand
 
 Node = torch.fx.Node
@@ -72,7 +73,7 @@ class Layout:
     @classmethod
     def of(cls, val: Any) -> Layout | None:
         """The layout of a fake tensor; None where it is that of a compact tensor."""
-        if not isinstance(val, torch.Tensor) or not is_plain(val):
+        if not isinstance(val, torch.Tensor) or not is_held(val):
             return None
         strides = concrete(val.stride())
         axes = [axis for axis, size in enumerate(concrete(val.shape)) if size != 1]
@@ -118,9 +119,9 @@ class TorchCall:
         )
         self.val = node.meta.get("val")
         # A draw fills memory in its order, so that its numbers depend on its operands' strides; so
-        # do the strides of what Relax has no type for, a complex result, which is returned as is.
+        # do the strides of what Relax has no type for, which is returned as it is.
         strided = is_random(node.target) or not all(
-            is_plain(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
+            is_held(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
         )
         self._layouts: list[Layout | None] = [
             Layout.of(leaf.meta.get("val")) if strided else None
@@ -129,6 +130,12 @@ class TorchCall:
         ]
         self._bound: list[Any] = []
         self._constants: dict[int, Any] = {}
+        self._complex: set[int] = set()
+
+    def paired(self, bound: Complex) -> Any:
+        """The pairs of the next operand, a complex tensor."""
+        self._complex.add(len(self._bound))
+        return bound.pairs
 
     def takes(self, bound: Any) -> bool:
         """Whether a bound value is passed at run time; other values are remembered here."""
@@ -150,6 +157,8 @@ class TorchCall:
             self._constants[i] if i in self._constants else next(given)
             for i in range(len(self._bound))
         ]
+        for i in self._complex:
+            values[i] = torch.view_as_complex(values[i])
         nodes = (
             v if layout is None else layout.given(v)
             for v, layout in zip(values, self._layouts, strict=True)
@@ -191,6 +200,8 @@ class TorchCalls:
             if not isinstance(value, Node):
                 continue
             bound = self.importer.env[value]
+            if isinstance(bound, Complex):
+                bound = call.paired(bound)
             if call.takes(bound):
                 operands.append(call.operand(bound))
         if call.ordered and self.order:
@@ -208,17 +219,21 @@ class TorchCalls:
     def _type(self, val: Any) -> Any:
         if isinstance(val, (tuple, list)):
             return TupleType([self._type(v) for v in val])
-        if isinstance(val, torch.Tensor) and is_plain(val):
-            sizes = self.importer.symbols.shape(val.shape) if self._bound(val) else None
-            dtype = dtypes.to_tvm(val.dtype)
-            return (
-                TensorType(sizes, dtype)
-                if sizes is not None
-                else TensorType(dtype=dtype, ndim=val.dim())
-            )
+        if isinstance(val, torch.Tensor) and is_held(val):
+            if self._bound(val):
+                return self._tensor_type(val)
+            pairs = is_complex(val)
+            dtype = part_dtype(val.dtype) if pairs else dtypes.to_tvm(val.dtype)
+            return TensorType(dtype=dtype, ndim=val.dim() + pairs)
         if isinstance(val, torch.SymInt):
             return ShapeType(ndim=1)
         return AnyType()
+
+    def _tensor_type(self, val: torch.Tensor) -> Any:
+        sizes = self.importer.symbols.shape(val.shape)
+        if is_complex(val):
+            return TensorType([*sizes, 2], part_dtype(val.dtype))
+        return TensorType(sizes, dtypes.to_tvm(val.dtype))
 
     def _bound(self, val: torch.Tensor) -> bool:
         return all(
@@ -236,9 +251,8 @@ class TorchCalls:
             size = self.importer.symbols.size(val)
             self.importer.builder.match_cast(result, ShapeType([size]), name)
             return size
-        if isinstance(val, torch.Tensor) and is_plain(val) and not self._bound(val):
-            shape = self.importer.symbols.shape(val.shape)
-            return self.importer.builder.match_cast(
-                result, TensorType(shape, dtypes.to_tvm(val.dtype)), name
-            )
+        if isinstance(val, torch.Tensor) and is_held(val):
+            if not self._bound(val):
+                result = self.importer.builder.match_cast(result, self._tensor_type(val), name)
+            return Complex(pairs=result) if is_complex(val) else result
         return result

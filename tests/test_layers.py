@@ -37,6 +37,7 @@ LAYERS = [
             "promotion",
             "bounds",
             "casting",
+            "complexes",
             "dtypes",
             "shapes",
             "decompositions",

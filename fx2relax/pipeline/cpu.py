@@ -12,6 +12,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir.prim import expr_deep_equal
 
 from .blocks import REDUCTION, SPATIAL, Block, contiguous, leading, row_axes
 from .inline import inline_steps
@@ -159,6 +160,9 @@ def _pointwise(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> N
     if not contiguous(block, block.store.indices, axes[-1].var):
         _share(sch, list(loops.values()), block, threads)
         return
+    if _alternates(block):
+        _pairs(sch, block, loops, threads)
+        return
     strided = _strided_axis(block)
     if strided is not None:
         _transpose(sch, block, loops, strided, threads)
@@ -178,6 +182,28 @@ def _pointwise(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> N
             outer.append(shared)
         sch.parallel(_fuse(sch, outer))
     sch.annotate(inner, VECTOR, 1)
+
+
+def _alternates(block: Block) -> bool:
+    """Whether every second element along the last axis is computed otherwise, as in pairs."""
+    assert block.store is not None
+    value, axis = block.store.value, block.axes[-1]
+    if not isinstance(value, tirx.Select) or axis.length is None or axis.length % 2:
+        return False
+    zero, two = (tirx.const(n, axis.var.ty.dtype) for n in (0, 2))
+    parity = axis.var if axis.length == 2 else tirx.FloorMod(axis.var, two)
+    return bool(expr_deep_equal(value.condition, tirx.EQ(parity, zero)))
+
+
+def _pairs(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> None:
+    """Both elements of a pair at once; what is left of the loops is LLVM's to vectorise."""
+    order = [loops[a.var] for a in block.axes]
+    if block.axes[-1].length != 2:
+        order[-1:] = sch.split(order[-1], [None, 2])
+    sch.unroll(order.pop())
+    if len(order) == 1 and _worth(block.work, threads):
+        order = list(sch.split(order[0], [None, _CHUNK]))
+    _share(sch, order[:-1], block, threads)
 
 
 def _flat_suffix(block: Block) -> int:

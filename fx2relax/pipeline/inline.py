@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .blocks import SPATIAL, Block
+from .tir import TensorLoad
 
 # A step read at several places is copied to each: past this, copies cost more than a buffer.
 _MAX_SIZE = 600
@@ -46,7 +47,8 @@ def _worthwhile(sch: Any, block: Block, readers: list[Block]) -> bool:
     loads = [len(r.loads_of(buffer)) for r in fresh]
     if block.summary.size * sum(loads) > _MAX_SIZE:
         return False
-    if len(fresh) > 1 and block.summary.cost > _MAX_REPEATED_COST:
+    moves = isinstance(block.store.value, TensorLoad)  # where to read from costs little
+    if len(fresh) > 1 and block.summary.cost > _MAX_REPEATED_COST and not moves:
         return False
     return all(_fits(block, r) for r in fresh)
 

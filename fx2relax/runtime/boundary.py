@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 
 class Opaque:
-    """A value that TVM has no type for (complex, sparse, a Python object), carried untouched."""
+    """A value that TVM has no type for (sparse, a Python object), carried untouched."""
 
     __slots__ = ("value",)
 
@@ -70,12 +70,14 @@ def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
 def argument(spec: InputSpec, value: Any) -> Any:
     """A caller's argument as the Relax function takes it."""
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+        if value.layout is not torch.strided or value.is_quantized:
             return Opaque(value)
         if spec.at_start and value.storage_offset():
             raise ArgumentError(f"argument {spec.name!r} does not begin where its storage does")
         if spec.permutation is not None:
             value = value.permute(spec.permutation)
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
         return ready(value)
     if isinstance(spec.val, torch.SymFloat):
         return torch.tensor(float(value), dtype=torch.float64)
@@ -96,10 +98,19 @@ def result(value: Any) -> Any:
 
 def output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
     """One output of the graph, with the strides that eager gives it."""
+    value = _output(spec, results, arguments)
+    if spec.conjugate:
+        value = value.conj()
+    return torch._neg_view(value) if spec.negated else value
+
+
+def _output(spec: OutputSpec, results: Sequence[Any], arguments: Sequence[Any]) -> Any:
     if spec.kind == "result":
         tensor = results[spec.index]
         if isinstance(tensor, Opaque):
             return tensor.value
+        if spec.pairs:
+            tensor = torch.view_as_complex(tensor)
         if spec.permutation is not None:
             tensor = tensor.permute(inverse(spec.permutation))
         if spec.strides is not None:

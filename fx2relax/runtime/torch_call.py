@@ -49,8 +49,10 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     if isinstance(result, (tuple, list)):
         return tuple(_to_tvm(r, addresses) for r in result)
     if isinstance(result, torch.Tensor):
-        if result.layout is not torch.strided or result.is_complex() or result.is_quantized:
+        if result.layout is not torch.strided or result.is_quantized:
             return Opaque(result)
+        if result.is_complex():
+            result = torch.view_as_real(result.resolve_conj())
         # TVM plans memory by its own uses: a result must not share an operand's storage.
         if result.numel() and result.untyped_storage().data_ptr() in addresses:
             result = result.clone()

@@ -1,0 +1,165 @@
+"""Complex tensors: made of real ones and of numbers, and taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fx2relax.complexes import Complex, as_complex, part_dtype
+from fx2relax.registry import lookup
+
+from .common import (
+    Expr,
+    Unsupported,
+    cast,
+    converts,
+    dtype,
+    emit,
+    op,
+    shape,
+    shape_expr,
+)
+from .indices import broadcast_sizes
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@converts(aten.view_as_real.default, aten.view_as_real_copy.default, complex_numbers=True)
+def view_as_real(self: Complex) -> Any:
+    """The parts along a new last axis."""
+    return self.pairs
+
+
+@converts(aten.view_as_complex.default, aten.view_as_complex_copy.default, complex_numbers=True)
+def view_as_complex(self: Any) -> Complex:
+    """Of a last axis of size 2."""
+    return Complex(pairs=emit(self))
+
+
+@converts(aten.complex.default, complex_numbers=True)
+def complex_(real: Any, imag: Any) -> Complex:
+    """Of its parts."""
+    sizes = shape_expr(broadcast_sizes([shape(real), shape(imag)]))
+    return Complex(op.broadcast_to(real, sizes), op.broadcast_to(imag, sizes))
+
+
+@converts(aten.polar.default, complex_numbers=True)
+def polar(abs: Any, angle: Any) -> Complex:
+    """Of its length and its angle."""
+    return Complex(op.multiply(abs, op.cos(angle)), op.multiply(abs, op.sin(angle)))
+
+
+@converts(aten._to_copy.default, complex_numbers=True)
+def to_copy(
+    self: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    """To or from a complex dtype; a complex number loses its imaginary part."""
+    if layout not in (None, torch.strided):
+        raise Unsupported(f"layout {layout}")
+    return self if dtype is None else convert_element_type(self, dtype)
+
+
+@converts(prims.convert_element_type.default, complex_numbers=True)
+def convert_element_type(a: Any, dtype: Any) -> Any:
+    """To or from a complex dtype; a complex number loses its imaginary part."""
+    if dtype.is_complex:
+        return _whole(a, part_dtype(dtype))
+    real = lookup(prims.convert_element_type.default)
+    assert real is not None
+    return real.function(a.real, dtype)
+
+
+def _whole(value: Any, kind: str) -> Complex:
+    """As a complex tensor, both parts of the value's shape."""
+    if isinstance(value, Complex):
+        return value.map(lambda part: cast(part, kind))
+    real = emit(cast(value, kind))
+    return Complex(real, op.zeros_like(real))
+
+
+@converts(aten.copy.default, complex_numbers=True)
+def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """`src` in the shape and dtype of `self`."""
+    if not isinstance(self, Complex):
+        return op.broadcast_to(cast(src.real, dtype(self)), shape_expr(shape(self)))
+    sizes = shape_expr(self.shape)
+    return _whole(src, self.dtype).map(lambda part: op.broadcast_to(part, sizes))
+
+
+def _filled(target: Any, place: str) -> Callable[..., Complex]:
+    """Runs a real converter with the parts of the number, or 0-d tensor, that it fills in."""
+
+    def convert(*args: Any, **kwargs: Any) -> Complex:
+        converter = lookup(target)
+        assert converter is not None
+        given = target._schema.arguments
+        names = [a.name for a in given]
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        number = values.get(place, 0 if place == "value" else 1)
+        if isinstance(number, Expr):
+            number = as_complex(number, dtype(number))
+        kind = values.get("dtype")
+        if kind is not None:
+            values["dtype"] = kind.to_real()
+        return Complex(*(_one(converter.function, given, values, place, number, n) for n in (0, 1)))
+
+    return convert
+
+
+def _one(
+    function: Any, given: Sequence[Any], values: dict[str, Any], place: str, number: Any, which: int
+) -> Any:
+    parts = number.parts if isinstance(number, Complex) else (number.real, number.imag)
+    filled = {**values, place: parts[which]}
+    picked = {k: v.parts[which] if isinstance(v, Complex) else v for k, v in filled.items()}
+    positional = [picked.pop(a.name) for a in given if not a.kwarg_only and a.name in picked]
+    return function(*positional, **picked)
+
+
+for _target, _place in (
+    (aten.full.default, "fill_value"),
+    (aten.full_like.default, "fill_value"),
+    (aten.new_full.default, "fill_value"),
+    (aten.scalar_tensor.default, "s"),
+    (aten.fill.Scalar, "value"),
+    (aten.fill.Tensor, "value"),
+    (aten.masked_fill.Scalar, "value"),
+    (aten.masked_fill.Tensor, "value"),
+    (aten.constant_pad_nd.default, "value"),
+    (aten.index_fill.int_Scalar, "value"),
+    (aten.index_fill.int_Tensor, "value"),
+):
+    converts(_target, complex_numbers=True)(_filled(_target, _place))
+
+
+@converts(aten.eye.default, aten.eye.m, complex_numbers=True)
+def eye(*sizes: Any, dtype: Any, **options: Any) -> Complex:
+    """Ones on the diagonal."""
+    real = lookup(aten.eye.default if len(sizes) == 1 else aten.eye.m)
+    assert real is not None
+    return _whole(real.function(*sizes, dtype=dtype.to_real(), **options), part_dtype(dtype))
+
+
+def _ones(target: Any, full: Any) -> Callable[..., Complex]:
+    def convert(*args: Any, **kwargs: Any) -> Complex:
+        return _filled(full, "fill_value")(*args, 1.0, **kwargs)
+
+    return convert
+
+
+for _target, _full in (
+    (aten.ones.default, aten.full.default),
+    (aten.ones_like.default, aten.full_like.default),
+    (aten.new_ones.default, aten.new_full.default),
+):
+    converts(_target, complex_numbers=True)(_ones(_target, _full))
