@@ -14,9 +14,20 @@ import torch
 
 from fx2relax import dtypes
 from fx2relax.casting import cast
-from fx2relax.compat import BlockBuilder, Expr, const_int, dtype_of, op, shape_values, te, tirx
+from fx2relax.compat import (
+    BlockBuilder,
+    Expr,
+    const_int,
+    dtype_of,
+    from_torch,
+    op,
+    relax,
+    shape_values,
+    te,
+    tirx,
+)
 
-__all__ = ["Complex", "as_complex", "is_complex", "part_dtype"]
+__all__ = ["Complex", "as_complex", "constant", "is_complex", "part_dtype"]
 
 _PARTS = {
     torch.complex32: torch.float16,
@@ -33,6 +44,13 @@ def is_complex(val: Any) -> bool:
 def part_dtype(dtype: torch.dtype) -> str:
     """``torch.complex64`` -> ``"float32"``."""
     return dtypes.to_tvm(_PARTS[dtype])
+
+
+def constant(value: torch.Tensor) -> Any:
+    """A tensor that is built into a graph, real or complex."""
+    if is_complex(value):
+        return Complex(pairs=relax.const(from_torch(torch.view_as_real(value.resolve_conj()))))
+    return relax.const(from_torch(value))
 
 
 class Complex:

@@ -21,11 +21,10 @@ from fx2relax.compat import (
     TensorType,
     Var,
     dtype_of,
-    from_torch,
     op,
     relax,
 )
-from fx2relax.complexes import Complex, is_complex, part_dtype
+from fx2relax.complexes import Complex, constant, is_complex, part_dtype
 from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -154,7 +153,7 @@ class Importer:
                 self.attributes[node] = value
                 continue
             if self.nested:
-                self.attributes[node] = _constant(value)
+                self.attributes[node] = constant(value)
                 continue
             if id(value) not in known:
                 name = str(node.target).lstrip("_")
@@ -362,7 +361,7 @@ class Importer:
             self.env[placeholder] = self.env[operand]
         for child in inner:
             if child.op == "get_attr":
-                self.env[child] = _constant(_attribute(graph, str(child.target)))
+                self.env[child] = constant(_attribute(graph, str(child.target)))
             elif child.op == "call_function":
                 child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
                 self._visit(child)
@@ -374,12 +373,6 @@ class Importer:
                     self, node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
                 )
         raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
-
-
-def _constant(value: torch.Tensor) -> Any:
-    if is_complex(value):
-        return Complex(pairs=relax.const(from_torch(torch.view_as_real(value.resolve_conj()))))
-    return relax.const(from_torch(value))
 
 
 def _attribute(root: Any, path: str) -> Any:
