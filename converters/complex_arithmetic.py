@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fx2relax.bounds import equal
-from fx2relax.complexes import Complex
+from fx2relax.complexes import Complex, as_complex
 
 from .common import (
     Promotion,
@@ -245,9 +245,10 @@ def sgn(self: Complex) -> Complex:
     torch.ops.prims.conj_physical.default,
     complex_numbers=True,
 )
-def conj(self: Complex) -> Complex:
-    """The imaginary part's sign turned."""
-    return self.conjugate()
+def conj(self: Complex | complex) -> Complex:
+    """The imaginary part's sign turned; a Python number is a tensor of doubles."""
+    whole: Complex = as_complex(self, "float64") if isinstance(self, complex) else self
+    return whole.conjugate()
 
 
 @converts(

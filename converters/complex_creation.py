@@ -21,6 +21,7 @@ from .common import (
     shape,
     shape_expr,
 )
+from .complex_parts import on_parts
 from .indices import broadcast_sizes
 
 aten = torch.ops.aten
@@ -94,6 +95,28 @@ def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
         return op.broadcast_to(cast(src.real, dtype(self)), shape_expr(shape(self)))
     sizes = shape_expr(self.shape)
     return _whole(src, self.dtype).map(lambda part: op.broadcast_to(part, sizes))
+
+
+def _joining(target: Any) -> Callable[..., Complex]:
+    """Joins tensors of which some may be real."""
+
+    def convert(tensors: Sequence[Any], dim: int = 0) -> Complex:
+        converter = lookup(target)
+        assert converter is not None
+        kinds = {t.dtype if isinstance(t, Complex) else dtype(t) for t in tensors}
+        kind = "float64" if "float64" in kinds else "float32"
+        if kinds & {"float16", "bfloat16"}:
+            raise Unsupported("half precision and complex tensors together")
+        joined: Complex = on_parts(
+            converter.function, [[_whole(t, kind) for t in tensors], dim], {}
+        )
+        return joined
+
+    return convert
+
+
+for _target in (aten.cat.default, aten.stack.default):
+    converts(_target, complex_numbers=True)(_joining(_target))
 
 
 def _filled(target: Any, place: str) -> Callable[..., Complex]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from fx2relax.compat import is_prim_expr
 from fx2relax.complexes import Complex
 from fx2relax.registry import lookup
 
-from .common import Expr, Unsupported, converts, is_float
+from .common import Unsupported, converts
 
 aten = torch.ops.aten
 
@@ -101,8 +100,6 @@ _ALIKE = (
     aten.mean.default,
     aten.mean.dim,
     aten.cumsum.default,
-    aten.cat.default,
-    aten.stack.default,
     aten.masked_scatter.default,
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -152,17 +149,21 @@ def _part_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs if given is None else {**kwargs, "dtype": given.to_real()}
 
 
-def _refuse_values(values: Sequence[Any]) -> None:
-    """What moves or adds complex elements moves or adds those alone: beside them stand indices."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            _refuse_values(value)
-        elif isinstance(value, complex) or (isinstance(value, Expr) and _holds_numbers(value)):
+# Parameters that stand for numbers and not for places, beside the first.
+_NUMBERS = {"src", "source", "values"}
+
+
+def _refuse_real(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """What is real among the numbers has to become complex first."""
+    for place, parameter in enumerate(target._schema.arguments):
+        if place and parameter.name not in _NUMBERS:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(parameter.name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(v, Complex) for v in values):
             raise Unsupported("real and complex tensors together")
-
-
-def _holds_numbers(value: Any) -> bool:
-    return not is_prim_expr(value) and is_float(value)
+    if any(isinstance(v, complex) for v in (*args, *kwargs.values())):
+        raise Unsupported("a complex number as a factor")
 
 
 def _alike(target: Any) -> Callable[..., Any]:
@@ -171,7 +172,7 @@ def _alike(target: Any) -> Callable[..., Any]:
         if converter is None:
             raise Unsupported("no converter for real tensors")
         if target not in _EMPTY:
-            _refuse_values([*args, *kwargs.values()])
+            _refuse_real(target, args, kwargs)
         return on_parts(converter.function, args, _part_keywords(kwargs))
 
     return convert

@@ -57,6 +57,11 @@ def moved(a, b):
     return *first, torch.stack([a, b]), torch.cat([a, b]), padded, masked
 
 
+def joined(a, r):
+    real = torch.cat([a, r]), torch.cat([r.long(), a]), torch.stack([a, r > 0])
+    return *real, torch.cat([a, r.double()])
+
+
 def added(a, b):
     return a.sum(), a.sum(0), a.mean(1), a.cumsum(0), torch.where(a.real > 0, a, b)
 
@@ -86,6 +91,7 @@ CASES = {
     "made": (made, torch.rand(3, 4) + 1),
     "filled": (filled, z(3, 4)),
     "moved": (moved, z(4, 5), z(4, 5, seed=1)),
+    "joined": (joined, z(4, 5), torch.randn(4, 5)),
     "added": (added, z(4, 5), z(4, 5, seed=1)),
     "products": (products, z(4, 5), z(4, 5, seed=1)),
     "rotated": (rotated, torch.randn(2, 3, 4, 8), z(3, 1, 4).expand(3, 4, 4)),
@@ -93,6 +99,7 @@ CASES = {
     "permuted": (lambda a: (a.permute(2, 0, 1) * 2, a + 1), z(2, 3, 4).permute(1, 2, 0)),
     "conjugate": (lambda a: (a * 2, a.imag + 1), z(4, 5).conj()),
     "empty": (lambda a: (a * 2, a.sum(), a.t()), z(0, 3)),
+    "empty_and_masked": (lambda a, b: torch.addcmul(b, a, a).masked_fill(a == b, 1j), z(), z(0, 4)),
     "complex128": (arithmetic, z(3).cdouble(), z(3, seed=1).cdouble()),
     "strided": (lambda a: torch.as_strided(a, (2, 2), (1, 3)) * 1, z(4, 5)),
 }
@@ -104,7 +111,9 @@ def test_forward(name):
     assert_matches_eager(function, *inputs, every_stride=True)
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "real", "parts", "products", "added", "rotated"])
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "numbers", "real", "parts", "products", "added", "rotated"]
+)
 def test_gradient(name):
     function, *inputs = CASES[name]
     inputs = [t.clone().requires_grad_(t.dtype != torch.bool) for t in inputs]

@@ -44,12 +44,20 @@ def _schedule(func: Any, threads: int) -> Any:
     for rule in (_rows_or_blocks, _outer_only):
         try:
             sch = s_tir.Schedule(tvm.IRModule({"main": func}), error_render_level="none")
-            rule(sch, sch.get_sblock("root"), threads)
+            root = sch.get_sblock("root")
+            if _runs_over_nothing(sch, root):
+                return func
+            rule(sch, root, threads)
             return sch.mod["main"].with_attr("tirx.is_scheduled", True)
         except Exception as error:
             # TVM's schedule errors have no common class; whatever happens, the kernel is valid.
             _log.debug("%s does not apply: %s", rule.__name__, str(error)[:500])
     return func
+
+
+def _runs_over_nothing(sch: Any, root: Any) -> bool:
+    """Whether a loop of a kernel has no turn, which TVM's transformations do not all expect."""
+    return any(a.length == 0 for rv in sch.get_child_blocks(root) for a in Block(sch, rv).axes)
 
 
 def _outer_only(sch: Any, root: Any, threads: int) -> None:
