@@ -26,6 +26,7 @@ LAYERS = [
             "kept",
             "params",
             "scalars",
+            "storages",
         },
         {"effects"},
     ],
