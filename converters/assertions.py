@@ -6,15 +6,19 @@ from typing import Any
 
 import torch
 
+import fx2relax.traced  # noqa: F401  defines the operator
+
 from .common import converts, op, tirx
 from .opaque import opaque, require, wide
 
 aten = torch.ops.aten
 
 
-def _assertion(values: list[Any], sizes: list[Any], holds: Any, message: str) -> Any:
+def _assertion(
+    values: list[Any], sizes: list[Any], holds: Any, message: str, kind: str = "RuntimeError"
+) -> Any:
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
-        require(holds(ins, numbers), message)
+        require(holds(ins, numbers), message, kind)
         outs[0][0] = tirx.const(0, "int8")
 
     return opaque("assertion", body, values, lambda _: [(1, "int8")], sizes)
@@ -25,6 +29,13 @@ def assert_async_msg(self: Any, assert_msg: str) -> Any:
     """RuntimeError with the message where the one element is zero or false."""
     truth = op.astype(self, "bool")
     return _assertion([truth], [], lambda ins, _: ins[0][0], assert_msg)
+
+
+@converts(torch.ops.fx2relax.assert_value.default)
+def assert_value(condition: Any, message: str) -> Any:
+    """ValueError."""
+    truth = op.astype(condition, "bool")
+    return _assertion([truth], [], lambda ins, _: ins[0][0], message, "ValueError")
 
 
 @converts(aten._assert_async.default)

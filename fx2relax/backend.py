@@ -21,7 +21,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, pipeline, registry, report, rng_states
+from fx2relax import decompositions, kept, pipeline, registry, report, rng_states, traced
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -43,6 +43,7 @@ log = logging.getLogger("fx2relax")
 
 # Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
 torch._dynamo.config.allow_rnn = True
+traced.install()
 
 
 def relax(

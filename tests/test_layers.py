@@ -47,6 +47,7 @@ LAYERS = [
             "chunked_losses",
             "covariance",
             "strided",
+            "traced",
             "writes",
             "rng_states",
             "layouts",

@@ -1,0 +1,86 @@
+"""Functions that look at values, which Dynamo leaves to eager by itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fx2relax.testing import assert_matches_eager
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def numbers_in_graphs() -> Iterator[None]:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        yield
+
+
+NAN = torch.tensor([1.0, float("nan")])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: (torch.equal(x, y), torch.equal(x, y + 1), x * 2),
+        lambda x, y: (x.equal(y), y.equal(x[1:]), torch.equal(x[:0], y[:0])),
+        lambda x, y: (torch.equal(x, y.double()), torch.equal(x.int(), y)),
+        lambda x, y: (torch.allclose(x, y + 1e-9), torch.allclose(x, y + 0.1, atol=0.2)),
+        lambda x, y: (x.allclose(y + 0.1), x.allclose(y[:1], 0.0, 9.0), x.allclose(other=y)),
+        lambda x, y: (torch.allclose(NAN, NAN), torch.allclose(NAN, NAN, equal_nan=True)),
+    ],
+)
+def test_one_truth_of_two_tensors(fn: Callable[..., Any]) -> None:
+    x = torch.linspace(-2, 2, 12).view(3, 4)
+    assert_matches_eager(fn, x, x.clone())
+
+
+def test_a_branch_on_it_breaks_the_graph() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x + 1 if torch.equal(x, y) else y.sin()
+
+    x = torch.arange(4.0)
+    for y in (x.clone(), x * 2):
+        assert_matches_eager(fn, x, y, fullgraph=False)
+        with torch._dynamo.config.patch(capture_scalar_outputs=False):
+            assert_matches_eager(fn, x, y, fullgraph=False)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_gaussian_loss(full: bool, reduction: str) -> None:
+    def fn(x: Tensor, y: Tensor, var: Any) -> Tensor:
+        return F.gaussian_nll_loss(x, y, var, full=full, reduction=reduction)
+
+    torch.manual_seed(0)
+    x, y, var = torch.randn(3, 4), torch.randn(3, 4), torch.rand(3, 4)
+    for given in (var, var[:, :1], var[:, 0], 1.5):
+        assert_matches_eager(fn, x, y, given, grad=True)
+
+
+def test_gaussian_loss_of_a_negative_variance() -> None:
+    compiled = torch.compile(F.gaussian_nll_loss, backend="relax", fullgraph=True)
+    x, var = torch.randn(3).requires_grad_(), torch.tensor([1.0, 2.0, 3.0])
+    for given in (x, x.detach()):
+        torch._dynamo.reset()
+        assert torch.allclose(compiled(given, var, var), F.gaussian_nll_loss(given, var, var))
+        with pytest.raises(ValueError, match="negative"):
+            compiled(given, var, var - 2)
+    with pytest.raises(ValueError, match="incorrect size"):
+        torch.compile(F.gaussian_nll_loss, backend="relax")(x, var, var[:2])
+
+
+def test_a_warning_is_said_at_each_call() -> None:
+    def fn(x: Tensor) -> Tensor:
+        warnings.warn(f"of {x.shape[0]}", stacklevel=2)
+        return x * 2
+
+    compiled = torch.compile(fn, backend="relax", fullgraph=True)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="of 3"):
+            assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
