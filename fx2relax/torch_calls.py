@@ -38,7 +38,6 @@ _IMPURE = frozenset(
         "aten::sym_constrain_range",
         "aten::sym_constrain_range_for_size",
         "aten::_print",
-        "fx2relax::assert_value",
     }
 )
 

@@ -21,17 +21,28 @@ __all__ = ["install"]
 
 
 @torch.library.custom_op(
-    "fx2relax::assert_value", mutates_args=(), schema="(Tensor condition, str message) -> ()"
+    "fx2relax::not_negative", mutates_args=(), schema="(Tensor x, str message) -> Tensor"
 )
-def _assert_value(condition: Tensor, message: str) -> None:
-    """As `aten._assert_async`, with the exception of a wrong value."""
-    if not condition:
+def _not_negative(x: Tensor, message: str) -> Tensor:
+    """A copy of a tensor that has no negative element; else ValueError.
+
+    An assertion by itself, without a result, would be left out of a graph that is trained.
+    """
+    if torch.any(x < 0):
         raise ValueError(message)
+    return x.clone()
 
 
-@_assert_value.register_fake
-def _(condition: Tensor, message: str) -> None:
-    return None
+@_not_negative.register_fake
+def _(x: Tensor, message: str) -> Tensor:
+    return x.clone()
+
+
+def _same_gradient(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return gradient, None
+
+
+_not_negative.register_autograd(_same_gradient)
 
 
 def equal(input: Tensor, other: Tensor) -> Any:
@@ -60,28 +71,26 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """`torch.nn.functional.gaussian_nll_loss`, its look at the variances as an assertion."""
+    """`torch.nn.functional.gaussian_nll_loss`, its look at the variances in one operator."""
+    text = "var has negative entry/entries"
     if isinstance(var, float):
         if var < 0:
-            raise ValueError("var has negative entry/entries")
+            raise ValueError(text)
         var = var * torch.ones_like(input)
-    else:
-        text = "var has negative entry/entries"
-        torch.ops.fx2relax.assert_value(torch.logical_not(torch.any(var < 0)), text)
-    if var.size() != input.size():
-        if input.size()[:-1] == var.size():
-            var = torch.unsqueeze(var, -1)
+    own: Tensor = torch.ops.fx2relax.not_negative(var, text)
+    if own.size() != input.size():
+        if input.size()[:-1] == own.size():
+            own = torch.unsqueeze(own, -1)
         elif (
-            input.ndim != var.ndim
-            or sum(y for x, y in zip(input.size(), var.size(), strict=True) if x != y) != 1
+            input.ndim != own.ndim
+            or sum(y for x, y in zip(input.size(), own.size(), strict=True) if x != y) != 1
         ):
             raise ValueError("var is of incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(reduction + " is not valid")
-    var = var.clone()
     with torch.no_grad():
-        var.clamp_(min=eps)
-    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+        own.clamp_(min=eps)
+    loss = 0.5 * (torch.log(own) + (input - target) ** 2 / own)
     if full:
         loss = loss + 0.5 * 1.8378770664093453  # log(2 pi)
     if reduction == "mean":

@@ -84,3 +84,19 @@ def test_a_warning_is_said_at_each_call() -> None:
     for _ in range(2):
         with pytest.warns(UserWarning, match="of 3"):
             assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gaussian_loss_of_other_dtypes(dtype: torch.dtype) -> None:
+    x = torch.linspace(0.5, 2, 12).view(3, 4).to(dtype)
+    assert_matches_eager(F.gaussian_nll_loss, x, x.flip(0), x.t().contiguous().t())
+
+
+def test_chunks_of_what_was_made_twice() -> None:
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2, allow_retain_graph=False)
+
+    def fn(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return F.linear_cross_entropy(x, weight, target, reduction="none", options=options)
+
+    torch.manual_seed(0)
+    assert_matches_eager(fn, torch.randn(8, 3), torch.randn(4, 3), torch.arange(8) % 4, grad=True)
