@@ -17,6 +17,8 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
+from fx2relax.alignments import ctc_loss
+
 __all__ = ["install"]
 
 
@@ -132,5 +134,6 @@ def install() -> None:
         if not hasattr(TensorVariable, name):
             setattr(TensorVariable, name, _method(handler))
     handlers.setdefault(F.gaussian_nll_loss, _inlined(gaussian_nll_loss))
+    handlers.setdefault(F.ctc_loss, _inlined(ctc_loss))
     config = torch._dynamo.config
     config.reorderable_logging_functions = {*config.reorderable_logging_functions, warnings.warn}

@@ -48,6 +48,7 @@ LAYERS = [
             "covariance",
             "strided",
             "traced",
+            "alignments",
             "writes",
             "rng_states",
             "layouts",

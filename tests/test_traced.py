@@ -100,3 +100,42 @@ def test_chunks_of_what_was_made_twice() -> None:
 
     torch.manual_seed(0)
     assert_matches_eager(fn, torch.randn(8, 3), torch.randn(4, 3), torch.arange(8) % 4, grad=True)
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_unknown_alignments(as_tensors: bool, reduction: str) -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(7, 3, 5), torch.tensor([[1, 2, 2, 0], [4, 3, 3, 3], [1, 1, 1, 1]])
+    lengths: Any = [7, 5, 6], [3, 0, 4]
+    if as_tensors:
+        lengths = [torch.tensor(v) for v in lengths]
+
+    def fn(x: Tensor, targets: Tensor, steps: Any, counts: Any) -> Tensor:
+        x = x.log_softmax(2)
+        return F.ctc_loss(x, targets, steps, counts, reduction=reduction, zero_infinity=True)
+
+    assert_matches_eager(fn, logits, targets, *lengths)
+    assert_matches_eager(fn, logits.double(), targets.int(), *lengths)
+    row = torch.tensor([1, 2, 2, 1, 1, 1, 1])
+    assert_matches_eager(fn, logits, row, *lengths, grad=True, torch_calls=True)
+
+
+def test_alignments_that_there_are_none_of() -> None:
+    x, targets = torch.randn(2, 4).log_softmax(1), torch.tensor([1, 1, 2])
+    for zero in (False, True):
+        for steps, count in ((2, 3), (0, 3)):
+            assert_matches_eager(
+                lambda x, t, n, m, zero=zero: F.ctc_loss(x, t, n, m, 3, "sum", zero),
+                x,
+                targets,
+                torch.tensor(steps),
+                torch.tensor(count),
+                grad=zero,
+                torch_calls=True,
+            )
+    compiled = torch.compile(F.ctc_loss, backend="relax", fullgraph=True)
+    with pytest.raises(RuntimeError, match="input_lengths"):
+        compiled(x, targets, torch.tensor(3), torch.tensor(3))
+    with pytest.raises(RuntimeError, match="targets"):
+        compiled(x, targets, torch.tensor(2), torch.tensor(4))
