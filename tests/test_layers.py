@@ -44,6 +44,7 @@ LAYERS = [
             "eager_kernels",
             "eager_strides",
             "linear_algebra",
+            "least_squares",
             "chunked_losses",
             "covariance",
             "strided",
