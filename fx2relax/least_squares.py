@@ -1,7 +1,7 @@
 """`torch.linalg.lstsq`: its shapes, which Dynamo takes to depend on data, and its decomposition.
 
-They depend on data only where LAPACK's "gelss" or "gelsd" leaves more equations than unknowns:
-that stays in eager.
+They do so only where LAPACK's "gelss" or "gelsd" solve more equations than there are unknowns:
+that stays in eager, and so do complex numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _taken(a: Tensor, b: Tensor, driver: str | None) -> bool:
         return False
     if 0 in (*a.shape, *right.shape) or driver not in (None, "gels", "gelsy", *_SINGULAR):
         return False
-    return a.device.type == "cpu" and not (driver in _SINGULAR and a.shape[-2] > a.shape[-1])
+    real = a.device.type == "cpu" and not a.is_complex()
+    return real and not (driver in _SINGULAR and a.shape[-2] > a.shape[-1])
 
 
 def lstsq(
@@ -44,7 +45,7 @@ def lstsq(
     right = b.unsqueeze(-1) if vector else b
     rows, columns = a.shape[-2:]
     rank = a.new_empty([0], dtype=torch.int64)
-    sizes = a.new_empty([0], dtype=a.real.dtype if a.is_complex() else a.dtype)
+    sizes = a.new_empty([0])
     nothing = (a == 0).all(-1, keepdim=True).all(-2, keepdim=True)  # LAPACK returns zeros
     if driver == "gels":
         x = _full_rank(a, right, nothing)
@@ -58,12 +59,12 @@ def lstsq(
         counts = values > least * values[..., :1]
         rank = counts.sum(-1)
         inverse = torch.where(counts, values.reciprocal(), 0.0).unsqueeze(-1)
-        x = torch.matmul(turned.mH, inverse * torch.matmul(left.mH, right))
+        x = torch.matmul(turned.mT, inverse * torch.matmul(left.mT, right))
         sizes = values if driver in _SINGULAR else sizes
     residuals = sizes.new_empty([0])
     if rows > columns:
         if driver == "gels":
-            left_over = (right - torch.matmul(a, x)).abs().square()
+            left_over = (right - torch.matmul(a, x)).square()
             residuals = torch.where(nothing, 0.0, left_over).sum(-2)
         # LAPACK writes the solution over the right side, column by column.
         x = torch.cat([x, x.new_zeros([*x.shape[:-2], rows - columns, x.shape[-1]])], -2)
@@ -73,14 +74,14 @@ def lstsq(
 
 def _full_rank(a: Tensor, right: Tensor, nothing: Tensor) -> Tensor:
     tall = a.shape[-2] >= a.shape[-1]
-    q, r = aten.linalg_qr(a if tall else a.mH)
+    q, r = aten.linalg_qr(a if tall else a.mT)
     lacking = (r.diagonal(0, -2, -1) == 0).any(-1) & ~nothing[..., 0, 0]
     info = lacking.to(torch.int32)
     aten._linalg_check_errors(info, "torch.linalg.lstsq", is_matrix=a.dim() == 2)
     if tall:
-        x = aten.linalg_solve_triangular(r, torch.matmul(q.mH, right), upper=True)
+        x = aten.linalg_solve_triangular(r, torch.matmul(q.mT, right), upper=True)
     else:
-        x = torch.matmul(q, aten.linalg_solve_triangular(r.mH, right, upper=False))
+        x = torch.matmul(q, aten.linalg_solve_triangular(r.mT, right, upper=False))
     return torch.where(nothing, 0.0, x)
 
 
@@ -97,13 +98,12 @@ def _shapes(
         raise DynamicOutputShapeException(function)
     right = b.unsqueeze(-1) if _is_vector(a, b) else b
     batch, (rows, columns), count = a.shape[:-2], a.shape[-2:], right.shape[-1]
-    kind = a.real.dtype if a.is_complex() else a.dtype
     with mode:
 
-        def empty(sizes: Any, dtype: torch.dtype = kind) -> Tensor:
+        def empty(sizes: Any, dtype: torch.dtype = a.dtype) -> Tensor:
             return torch.empty(list(sizes), dtype=dtype, device=a.device)
 
-        x = empty([*batch, count, max(rows, columns)], a.dtype).mT.narrow(-2, 0, columns)
+        x = empty([*batch, count, max(rows, columns)]).mT.narrow(-2, 0, columns)
         x = x.squeeze(-1) if _is_vector(a, b) else x
         residuals = empty([*batch, count] if driver == "gels" and rows > columns else [0])
         rank = empty([0] if driver == "gels" else batch, torch.int64)

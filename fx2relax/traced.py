@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fx2relax.alignments import ctc_loss
 
@@ -120,6 +121,20 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
+def _counted(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tensor_split` into as many parts as a 0-d input says: Dynamo guards on the number."""
+    given = args[1].realize() if len(args) > 1 else None
+    if not isinstance(given, TensorVariable) or given.ndim != 0:
+        return None
+    if not torch._dynamo.config.capture_scalar_outputs:
+        return None
+    number = given.call_method(tx, "item", [], {})
+    if not isinstance(number, SymNodeVariable) or free_unbacked_symbols(number.sym_num):
+        return None
+    count = VariableTracker.build(tx, number.evaluate_expr())
+    return self.call_function(tx, [args[0], count, *args[2:]], kwargs)
+
+
 def _method(handler: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, tx, *args, **kwargs: handler(self, tx, self, *args, **kwargs)
 
@@ -133,6 +148,7 @@ def install() -> None:
         name = f"method_{function.__name__}"
         if not hasattr(TensorVariable, name):
             setattr(TensorVariable, name, _method(handler))
+    handlers.setdefault(torch.tensor_split, _counted)
     handlers.setdefault(F.gaussian_nll_loss, _inlined(gaussian_nll_loss))
     handlers.setdefault(F.ctc_loss, _inlined(ctc_loss))
     config = torch._dynamo.config

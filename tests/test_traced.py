@@ -139,3 +139,18 @@ def test_alignments_that_there_are_none_of() -> None:
         compiled(x, targets, torch.tensor(3), torch.tensor(3))
     with pytest.raises(RuntimeError, match="targets"):
         compiled(x, targets, torch.tensor(2), torch.tensor(4))
+
+
+def test_as_many_parts_as_a_tensor_says() -> None:
+    def fn(x: Tensor, count: Tensor) -> list[Tensor]:
+        return [part * 2 for part in torch.tensor_split(x, count, 1)]
+
+    compiled = torch.compile(fn, backend="relax", fullgraph=True)
+    x = torch.arange(21.0).view(3, 7)
+    for count in (3, 2, 4, 3):
+        parts = compiled(x, torch.tensor(count)), fn(x, torch.tensor(count))
+        assert len(parts[0]) == count
+        assert all(torch.equal(a, e) for a, e in zip(*parts, strict=True))
+    assert_matches_eager(fn, x, torch.tensor(2))
+    assert_matches_eager(fn, x, torch.tensor([2, 3]))
+    assert_matches_eager(lambda x, n: fn(x, n + 1), x, torch.tensor(2), fullgraph=False)
