@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from .common import converts, op, tirx
-from .opaque import opaque, require, wide
+import fx2relax.traced  # noqa: F401  defines the operator
+
+from .common import converts, dtype, op, product, reshape, shape, tirx
+from .opaque import loops, opaque, require, wide
 
 aten = torch.ops.aten
 
@@ -41,3 +43,20 @@ def assert_scalar(self: Any, assert_msg: str) -> Any:
     else:
         number = tirx.Select(self, wide(1), wide(0)) if str(self.ty.dtype) == "bool" else self
     return _assertion([], [number], lambda _, n: wide(n[0]) != wide(0), assert_msg)
+
+
+@converts(torch.ops.fx2relax.not_negative.default)
+def not_negative(x: Any, message: str) -> Any:
+    """The same elements; ValueError where one is negative."""
+    kind = dtype(x)
+    if kind == "bool" or kind.startswith("uint"):
+        return x
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        with loops([numbers[0]]) as (i,):
+            held = tirx.Cast("float64", ins[0][i])
+            require(tirx.Not(held < tirx.const(0, "float64")), message, "ValueError")
+            outs[0][i] = ins[0][i]
+
+    count = product(shape(x))
+    return reshape(opaque("not_negative", body, [x], lambda n: [(n[0], kind)], [count]), shape(x))

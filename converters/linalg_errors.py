@@ -18,6 +18,8 @@ _REASONS = {
     "solve": "The solver failed because the input matrix is singular.",
     "cholesky": "The factorization could not be completed because the input is not "
     "positive-definite.",
+    "lstsq": "The least squares solution could not be computed because the input matrix does not "
+    "have full rank.",
     "eig": "The algorithm failed to converge because the input matrix is ill-conditioned or has "
     "too many repeated eigenvalues.",
     "svd": "The algorithm failed to converge because the input matrix is ill-conditioned or has "

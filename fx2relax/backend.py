@@ -21,7 +21,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, pipeline, registry, report, rng_states
+from fx2relax import decompositions, kept, pipeline, registry, report, rng_states, traced
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -29,12 +29,13 @@ from fx2relax.importer import import_graph
 from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
 from fx2relax.options import Options
-from fx2relax.overlapping import overlapping_write
+from fx2relax.overlapping import overlapping_write, write_beside
 from fx2relax.params import InputSpec
 from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.shapes import SymbolTable
+from fx2relax.storages import whole_inputs
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
@@ -42,6 +43,7 @@ log = logging.getLogger("fx2relax")
 
 # Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
 torch._dynamo.config.allow_rnn = True
+traced.install()
 
 
 def relax(
@@ -70,7 +72,7 @@ def relax(
         compiler = _Compiler(chosen, names)
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
-            _refuse_overlapping(graph_module)
+            _refuse_writes(graph_module)
             with _tangent_strides(graph_module):
                 return aot_autograd(
                     fw_compiler=compiler.forward,
@@ -121,11 +123,14 @@ class _Untraceable(RuntimeError):
     """What AOTAutograd traces, and PyTorch then does not run."""
 
 
-def _refuse_overlapping(graph_module: torch.fx.GraphModule) -> None:
-    node = overlapping_write(graph_module)
-    if node is not None:
-        where = source_line(node) or node.format_node()
-        raise _Untraceable(f"a write where elements of a tensor share memory, at {where}")
+def _refuse_writes(graph_module: torch.fx.GraphModule) -> None:
+    for find, what in (
+        (overlapping_write, "a write where elements of a tensor share memory"),
+        (write_beside, "a write to memory that as_strided names beside an input"),
+    ):
+        node = find(graph_module)
+        if node is not None:
+            raise _Untraceable(f"{what}, at {source_line(node) or node.format_node()}")
 
 
 class _Compiler:
@@ -189,6 +194,7 @@ class _Compiler:
     ) -> Callable[..., Any]:
         device = _device(graph)
         rng_states.fill_in(graph)
+        whole_inputs(graph.graph, specs)
         imported = import_graph(
             graph,
             specs,

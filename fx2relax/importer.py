@@ -37,13 +37,14 @@ from fx2relax.errors import (
     target_name,
 )
 from fx2relax.imported import Imported
-from fx2relax.layouts import inverse, same_storage
+from fx2relax.layouts import inverse
 from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
+from fx2relax.storages import Storages, is_strided, logical
 from fx2relax.torch_calls import TorchCalls
 
 Node = torch.fx.Node
@@ -82,6 +83,7 @@ class Importer:
         self.env: dict[Node, Any] = {}
         self.declined: list[tuple[Node, str]] = []
         self.calls = TorchCalls(self)
+        self.storages = Storages(self)
         self.choices = Choices(self, self._branch)
         self.nodes = 0
         self.converted = 0
@@ -192,6 +194,8 @@ class Importer:
         shape = self.symbols.shape(spec.val.shape)
         if spec.permutation is not None:
             shape = [shape[axis] for axis in spec.permutation]
+        if spec.storage is not None:
+            shape = [spec.storage]
         if is_complex(spec.val):
             return Var(name, TensorType([*shape, 2], part_dtype(spec.val.dtype)))
         return Var(name, TensorType(shape, dtypes.to_tvm(spec.val.dtype)))
@@ -217,6 +221,8 @@ class Importer:
                 self.env[node] = spec.val
                 continue
             self.env[node] = self._logical(spec, variables[id(spec)])
+            if spec.storage is not None:
+                self.storages.give(node, variables[id(spec)], spec.storage)
             if isinstance(spec.val, torch.SymFloat):
                 self.scalars.bind_float(spec.val, self.env[node])
         for node, value in self.attributes.items():
@@ -228,6 +234,8 @@ class Importer:
     def _logical(self, spec: InputSpec, var: Any) -> Any:
         if isinstance(spec.val, torch.SymInt):
             return self.symbols.size(spec.val)
+        if spec.storage is not None:
+            return self.builder.emit(logical(spec, var), spec.relax_name)
         pairs = is_complex(spec.val)
         if spec.permutation is not None:
             order = [*inverse(spec.permutation), *([len(spec.permutation)] if pairs else [])]
@@ -325,14 +333,12 @@ class Importer:
         return self.calls.emit(node)
 
     def _call(self, converter: Converter, node: Node) -> Any:
-        args = routes.in_memory_order(node, [self._argument(a) for a in node.args])
-        place = routes.place_in_storage(node)
-        if place is not None:
-            for spec in self.inputs:
-                spec.at_start = spec.at_start or same_storage(spec.val, place)
+        args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
+        if is_strided(node):
+            return self.storages.call(node, converter.function, args, kwargs)
         if converter.promote is None:
-            return routes.in_logical_order(node, converter.function(*args, **kwargs))
+            return converter.function(*args, **kwargs)
         args, kwargs, result_dtype = promoted(converter, node, args, kwargs)
         result = converter.function(*args, **kwargs)
         if isinstance(result, Expr):

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.least_squares import lstsq
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
@@ -106,6 +108,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._linalg_det.default: _det,
     aten._linalg_slogdet.default: _slogdet,
     aten.linalg_pinv.atol_rtol_tensor: _pinv,
+    aten.linalg_lstsq.default: lstsq,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -237,12 +238,16 @@ def _storage(node: torch.fx.Node) -> int | None:
 
 
 def _fills_storage(node: torch.fx.Node) -> bool:
-    """Whether a node's value is its whole memory, so that every view of it can be had again."""
+    """Whether a node's value is its whole memory, so that every view of it can be had again.
+
+    The first node in that memory may be a part of it: what it is a view of was made twice, and
+    PyTorch has kept the other one.
+    """
     val = node.meta["val"]
     shape, strides = concrete(val.shape), concrete(val.stride())
-    return concrete([val.storage_offset()]) == [0] and (
-        is_dense(shape, strides) or dense_permutation(shape, strides) is not None
-    )
+    held = concrete([val.untyped_storage().nbytes()])[0]
+    whole = concrete([val.storage_offset()]) == [0] and held == math.prod(shape) * val.itemsize
+    return whole and (is_dense(shape, strides) or dense_permutation(shape, strides) is not None)
 
 
 def _copy(var: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Writes through views whose elements share memory, which AOTAutograd traces wrongly."""
+"""Writes that AOTAutograd traces wrongly: where elements share memory, or beside an input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax.layouts import overlaps
+from fx2relax.layouts import concrete, dense_permutation, is_dense, overlaps
 
 Node = torch.fx.Node
 
@@ -44,6 +44,50 @@ def overlapping_write(graph_module: torch.fx.GraphModule) -> Node | None:
                 if any(_shares(target) for target in _written(node)):
                     return node  # type: ignore[no-any-return]
     return None
+
+
+def write_beside(graph_module: torch.fx.GraphModule) -> Node | None:
+    """The first write to memory of which an `as_strided` names elements that no input holds.
+
+    A graph without writes has a new value for the input, and nothing for what lies beside it.
+    """
+    named = {storage for node in graph_module.graph.nodes if (storage := _named_beside(node))}
+    for node in graph_module.graph.nodes if named else ():
+        if any(_storage(target) in named for target in _written(node)):
+            return node  # type: ignore[no-any-return]
+    return None
+
+
+def _named_beside(node: Node) -> int | None:
+    """The storage of which an `as_strided` names elements that some input does not hold."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if not name.startswith("as_strided") or not node.all_input_nodes:
+        return None
+    storage = _storage(node.all_input_nodes[0])
+    vals = [
+        n.meta["example_value"]
+        for n in node.graph.nodes
+        if n.op == "placeholder" and storage is not None and _storage(n) == storage
+    ]
+    return None if all(_names_own(node, val, storage) for val in vals) else storage
+
+
+def _names_own(node: Node, val: torch.Tensor, storage: int | None) -> bool:
+    """Whether an input holds its storage from the start as far as a view of it reaches."""
+    if concrete([val.storage_offset()]) != [0] or not _is_compact(val):
+        return False
+    if _storage(node) != storage:  # a copy, which tells nothing of where its elements were
+        nbytes = val.untyped_storage().nbytes()
+        return bool(concrete([nbytes]) == [concrete([val.numel()])[0] * val.element_size()])
+    view = node.meta["example_value"]
+    steps = zip(concrete(view.shape), concrete(view.stride()), strict=True)
+    reach = concrete([view.storage_offset()])[0] + sum((n - 1) * step for n, step in steps)
+    return bool(reach < concrete([val.numel()])[0])
+
+
+def _is_compact(val: torch.Tensor) -> bool:
+    shape, strides = concrete(val.shape), concrete(val.stride())
+    return is_dense(shape, strides) or dense_permutation(shape, strides) is not None
 
 
 def _written(node: Node) -> Iterator[Node]:

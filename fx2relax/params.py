@@ -26,6 +26,8 @@ class InputSpec:
         position: where it stands among the placeholders.
         at_start: whether it has to begin where its storage does: the graph names elements by
             their place in that.
+        storage: how many elements of its storage the Relax parameter is, a flat tensor from which
+            the graph takes the input itself: it names elements that are none of the input's.
     """
 
     name: str
@@ -36,6 +38,7 @@ class InputSpec:
     permutation: tuple[int, ...] | None = None
     position: int = 0
     at_start: bool = False
+    storage: int | None = None
     relax_name: str = field(default="")
 
     @property

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, eager_kernels, kept
-from fx2relax.compat import op
-from fx2relax.complexes import Complex, is_complex
-from fx2relax.errors import ImportFailure, source_line
-from fx2relax.layouts import concrete, dense_permutation, inverse, is_dense
-from fx2relax.promotion import fake_value
+from fx2relax.complexes import is_complex
 from fx2relax.registry import Converter, lookup, lookup_complex
 
 Node = torch.fx.Node
@@ -195,74 +190,3 @@ def _held(node: Node) -> torch.fx.GraphModule:
     root = torch.nn.Module()
     root.register_buffer("value", value)
     return torch.fx.GraphModule(root, graph)
-
-
-_STRIDED = {
-    torch.ops.aten.as_strided.default,
-    torch.ops.aten.as_strided_copy.default,
-    torch.ops.aten.as_strided_scatter.default,
-}
-
-
-def in_memory_order(node: Node, args: list[Any]) -> list[Any]:
-    """The arguments of a node; what `as_strided` takes has its axes as they lie in memory.
-
-    Raises:
-        ImportFailure: a tensor that is a part of a larger memory, which the graph does not hold.
-    """
-    permutation = _permutation(node)
-    return args if permutation is None else [_permuted(args[0], permutation), *args[1:]]
-
-
-def in_logical_order(node: Node, result: Any) -> Any:
-    """What `as_strided_scatter` returns, with its axes as they are named; others unchanged."""
-    if node.target is not torch.ops.aten.as_strided_scatter.default:
-        return result
-    permutation = _permutation(node)
-    return result if permutation is None else _permuted(result, inverse(permutation))
-
-
-def _permuted(value: Any, axes: Sequence[int]) -> Any:
-    if isinstance(value, Complex):
-        return value.map(lambda part: op.permute_dims(part, axes))
-    return op.permute_dims(value, axes)
-
-
-def _inside(node: Node, val: torch.Tensor) -> bool:
-    """Whether every element that an `as_strided` names is one of the tensor's own."""
-    sizes, strides, offset = _as_strided_arguments(node)
-    if 0 in concrete(sizes):
-        return True
-    last = offset + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-    return bool(statically_known_true(last < val.numel()))
-
-
-def _as_strided_arguments(node: Node) -> tuple[list[Any], list[Any], Any]:
-    """The sizes, strides and offset of an `as_strided`."""
-    names = ("size", "stride", "storage_offset")
-    first = 2 if node.target is torch.ops.aten.as_strided_scatter.default else 1
-    given: dict[str, Any] = {**dict(zip(names, node.args[first:], strict=False)), **node.kwargs}
-    sizes, strides = ([fake_value(v) for v in given[name]] for name in names[:2])
-    return sizes, strides, fake_value(given.get("storage_offset") or 0)
-
-
-def place_in_storage(node: Node) -> torch.Tensor | None:
-    """The tensor whose storage an `as_strided` counts from the start of; None for other nodes."""
-    if node.target not in _STRIDED:
-        return None
-    value: torch.Tensor = fake_value(node.args[0])
-    return value
-
-
-def _permutation(node: Node) -> tuple[int, ...] | None:
-    val = place_in_storage(node)
-    if val is None:
-        return None
-    sizes, strides = concrete(val.shape), concrete(val.stride())
-    whole = concrete([val.storage_offset()]) == [0] and _inside(node, val)
-    if whole and (is_dense(sizes, strides) or 0 in sizes):
-        return None
-    permutation = dense_permutation(sizes, strides)
-    if not whole or permutation is None:
-        raise ImportFailure(f"{node.target} of a view, at {source_line(node)}")
-    return permutation

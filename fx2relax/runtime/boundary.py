@@ -74,7 +74,9 @@ def argument(spec: InputSpec, value: Any) -> Any:
             return Opaque(value)
         if spec.at_start and value.storage_offset():
             raise ArgumentError(f"argument {spec.name!r} does not begin where its storage does")
-        if spec.permutation is not None:
+        if spec.storage is not None:
+            value = _storage(spec, spec.storage, value)
+        elif spec.permutation is not None:
             value = value.permute(spec.permutation)
         if value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
@@ -84,6 +86,16 @@ def argument(spec: InputSpec, value: Any) -> Any:
     if isinstance(value, int):
         return tvm_ffi.Shape((value,))
     return Opaque(value)
+
+
+def _storage(spec: InputSpec, count: int, value: torch.Tensor) -> torch.Tensor:
+    """The memory of an argument, flat, in which it has to lie as the graph takes it to."""
+    lies = value.shape == spec.val.shape and value.stride() == spec.val.stride()
+    if not lies or value.storage_offset() != spec.val.storage_offset() or value.is_neg():
+        raise ArgumentError(f"argument {spec.name!r} lies elsewhere in its storage")
+    if value.untyped_storage().nbytes() < count * value.element_size():
+        raise ArgumentError(f"the storage of argument {spec.name!r} is smaller")
+    return value.detach().as_strided((count,), (1,), 0)
 
 
 def result(value: Any) -> Any:
