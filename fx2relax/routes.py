@@ -91,6 +91,16 @@ _UNSTABLE = {
     _aten.nanmedian.dim,
     _aten.mode.default,
 }
+# Four real products each without it.
+_COMPLEX_PRODUCTS = {
+    _aten.addmm.default,
+    _aten.baddbmm.default,
+    _aten.bmm.default,
+    _aten.dot.default,
+    _aten.mm.default,
+    _aten.mv.default,
+    _aten.vdot.default,
+}
 # What it computes as nothing else here does: Fourier transforms, and eigenvalues of what is not
 # symmetric, of which order and phase are up to its algorithm.
 _ITS_OWN = {
@@ -106,6 +116,8 @@ def library_decides(node: Node, converter: Converter | None) -> bool:
     """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
     if node.target in _ITS_OWN:
         return plain_node(node) or complex_node(node)
+    if node.target in _COMPLEX_PRODUCTS and complex_node(node):
+        return True
     if node.target not in _UNSTABLE or not plain_node(node):
         return False
     return converter is None or shipped(converter)

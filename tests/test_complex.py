@@ -139,6 +139,12 @@ def test_fourier_transforms_are_library_calls():
     assert_matches_eager(transforms, z(4, 6), every_stride=True)
 
 
+@pytest.mark.parametrize("name", ["products", "rotated"])
+def test_without_the_library(name):
+    function, *inputs = CASES[name]
+    assert_matches_eager(function, *inputs, options={"library": "none"})
+
+
 def test_the_spectrogram_and_its_inverse():
     def there_and_back(x):
         window = torch.hann_window(16)
