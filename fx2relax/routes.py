@@ -114,13 +114,13 @@ _ITS_OWN = {
 
 def library_decides(node: Node, converter: Converter | None) -> bool:
     """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
+    if converter is not None and not shipped(converter):
+        return False
+    if node.target in _UNSTABLE:
+        return plain_node(node)
     if node.target in _ITS_OWN:
         return plain_node(node) or complex_node(node)
-    if node.target in _COMPLEX_PRODUCTS and complex_node(node):
-        return True
-    if node.target not in _UNSTABLE or not plain_node(node):
-        return False
-    return converter is None or shipped(converter)
+    return node.target in _COMPLEX_PRODUCTS and complex_node(node)
 
 
 def shipped(converter: Converter) -> bool:
