@@ -14,6 +14,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.ir.prim import expr_deep_equal
 
+from ..compat import const_int
 from .blocks import REDUCTION, SPATIAL, Block, contiguous, leading, row_axes
 from .inline import inline_steps
 from .tir import uses
@@ -57,7 +58,8 @@ def _schedule(func: Any, threads: int) -> Any:
 
 def _runs_over_nothing(sch: Any, root: Any) -> bool:
     """Whether a loop of a kernel has no turn, which TVM's transformations do not all expect."""
-    return any(a.length == 0 for rv in sch.get_child_blocks(root) for a in Block(sch, rv).axes)
+    blocks = [sch.get(rv) for rv in sch.get_child_blocks(root)]
+    return any(const_int(v.dom.extent) == 0 for block in blocks for v in block.iter_vars)
 
 
 def _outer_only(sch: Any, root: Any, threads: int) -> None:

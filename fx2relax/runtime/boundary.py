@@ -34,12 +34,15 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, dense and aligned: the tensor itself wherever it already is.
 
     Args:
-        tensor: any strided CPU or CUDA tensor; it is not written to.
+        tensor: any strided CPU or CUDA tensor; it is not written to. A complex one becomes the
+            real tensor of its pairs.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     if tensor.numel() == 0:
         return _empty(tensor)
     if not tensor.is_contiguous():
@@ -78,8 +81,6 @@ def argument(spec: InputSpec, value: Any) -> Any:
             value = _storage(spec, spec.storage, value)
         elif spec.permutation is not None:
             value = value.permute(spec.permutation)
-        if value.is_complex():
-            value = torch.view_as_real(value.resolve_conj())
         return ready(value)
     if isinstance(spec.val, torch.SymFloat):
         return torch.tensor(float(value), dtype=torch.float64)
