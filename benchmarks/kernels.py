@@ -27,7 +27,7 @@ def _built(function: Callable[..., Tensor], *args: Tensor) -> Built:
 
 
 def gelu_chain(batch: int) -> Built:
-    """x * y + z through GELU, 512 x 1024."""
+    """A product and a sum through GELU, 512 x 1024."""
     return _built(lambda x, y, z: F.gelu(x * y + z), *(torch.randn(512, 1024) for _ in range(3)))
 
 

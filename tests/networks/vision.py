@@ -1,4 +1,4 @@
-"""MobileNetV3 (small, large), ConvNeXt-Tiny, EfficientNet-B0 and a U-Net, with their papers' shapes."""
+"""MobileNetV3, ConvNeXt-Tiny, EfficientNet-B0 and a U-Net, with their papers' shapes."""
 
 from __future__ import annotations
 
