@@ -141,7 +141,7 @@ def main(
     resume: bool,
     source: Path | None,
 ) -> None:
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     path = out / "results.json"
     if source is not None:
         try:

@@ -87,15 +87,15 @@ class Driver:
         self.folder, self.settings, self.say = folder.resolve(), settings, say
         self.work = self.folder / "work"
 
-    def prime(self) -> dict[str, float]:
-        """Compile a first program with each side, and give the seconds.
+    def prime(self) -> dict[str, dict[str, float]]:
+        """Compile a first program with each side; give its seconds and what it then holds in MB.
 
         What a side builds once for a machine (headers, a helper) is then in a cache, of which each
         cell is given a copy.
         """
-        seconds = {}
+        found = {}
         for side in self.sides:
-            if SIDES[split(side)[0]].missing or split(side)[0] == "eager":
+            if SIDES[split(side)[0]].missing:
                 continue
             self.say(f"first use of {side}")
             cache = self._primed(side)
@@ -104,12 +104,13 @@ class Driver:
             client = self._start(group, side, cache)
             try:
                 self._load(client, group, side, cache)
-                seconds[side] = client.ask("compile")["seconds"]
+                answer = client.ask("compile")
+                found[side] = {"seconds": answer["seconds"], "held": answer["held"]}
             except WorkerFailed:
                 pass  # each cell of the side says why
             finally:
                 client.close()
-        return seconds
+        return found
 
     def run(self, group: Group) -> Group:
         """Fill in the cells of all sides."""

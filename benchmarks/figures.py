@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.cases import MODES
 from benchmarks.results import Cell, Group, Results
-from benchmarks.sides import OURS
+from benchmarks.sides import OURS, SIDES, split
 
 
 @dataclass
@@ -105,11 +105,11 @@ def title(mode: str, kind: str) -> str:
 
 
 def sides(results: Results) -> list[str]:
-    """The columns that any group has, eager first, in order."""
+    """The columns that any group has, in the order of `SIDES`."""
     found: dict[str, None] = {}
     for group in results.groups:
         found |= dict.fromkeys(group.cells)
-    return list(found)
+    return sorted(found, key=lambda side: (list(SIDES).index(split(side)[0]), side))
 
 
 def _latency(mode: str, kind: str, groups: Sequence[Group], goal: _Goal) -> Figure:

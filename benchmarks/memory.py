@@ -26,9 +26,12 @@ def peak() -> float:
 
 
 def held() -> float:
-    """Memory now; pages shared with other processes count by their share where that is known."""
-    share = _field("smaps_rollup", "Pss")
-    return share if share is not None else _field("status", "VmRSS") or peak()
+    """Memory now, without what is mapped from files where that is known.
+
+    Of libraries, how much is resident and with whom it is shared changes from moment to moment.
+    """
+    own = _field("smaps_rollup", "Anonymous")
+    return own if own is not None else _field("status", "VmRSS") or peak()
 
 
 def children_peak() -> float:

@@ -32,9 +32,10 @@ class Cell:
         cold_s, warm_s: compile seconds, the first call included, with empty caches and with those
             that the cold process left; a kernel has no cold process, and its warm is cold.
         absolute, relative: errors; see `benchmarks.agreement`.
-        memory: in MB: after the imports, after loading, the peak and what is held after the calls,
-            the weights, the largest process started (``children_peak``) and the peak of the cold
-            process (``cold_peak``).
+        memory: in MB: ``imported``, ``loaded`` and ``held``, held after the imports, with the
+            model, and after the calls; ``peak``, resident at most after loading, and before it
+            ``load_peak``; ``weights``; ``children_peak``, the largest process started; and
+            ``cold_peak``, the peak of the cold process.
         import_s: seconds to import the side's libraries.
         notes: what the side left to PyTorch, and our backend's counters.
     """
@@ -80,13 +81,13 @@ class Results:
 
     Attributes:
         environment: date, machine, versions, command, revision; see `environment`.
-        first_use: seconds that each side took to compile its first program on this machine, which
-            no cell's cold time holds.
+        first_use: of each side's first program on this machine, which is next to nothing: the
+            seconds to compile it, which no cell's cold time holds, and the MB held after it.
         groups: in the order in which they were run.
     """
 
     environment: dict[str, Any]
-    first_use: dict[str, float] = field(default_factory=dict)
+    first_use: dict[str, dict[str, float]] = field(default_factory=dict)
     groups: list[Group] = field(default_factory=list)
 
     def put(self, group: Group) -> None:

@@ -92,37 +92,38 @@ def _latencies(results: Results) -> list[Table]:
 
 
 def _by_side(
-    results: Results, heading: str, caption: str, show: Callable[[Group, Cell], str]
+    results: Results, heading: str, caption: str, show: Callable[[Group, str, Cell], str]
 ) -> Table | None:
     """A row for each network's group, a column for each side."""
     columns = sides(results)
     groups = [g for g in results.groups if g.kind == "network"]
     rows = []
     for group in groups:
-        cells = [group.cells.get(side) for side in columns]
-        shown = [show(group, c) if c is not None and c.memory else "" for c in cells]
+        cells = [(side, group.cells.get(side)) for side in columns]
+        shown = [show(group, side, c) if c is not None and c.memory else "" for side, c in cells]
         rows.append([group.mode, group.case, str(group.batch), str(group.threads), *shown])
     if not rows:
         return None
     return Table(heading, ["mode", "network", "batch", "threads", *columns], rows, caption)
 
 
-def _compile_seconds(group: Group, cell: Cell) -> str:
+def _compile_seconds(group: Group, side: str, cell: Cell) -> str:
     return " / ".join("-" if s is None else f"{s:.1f}" for s in (cell.cold_s, cell.warm_s))
 
 
-def _memory(group: Group, cell: Cell) -> str:
-    kept = cell.memory
-    if "peak" not in kept or "held" not in kept:
-        return ""
-    text = f"{kept['imported']:.0f} / {kept['peak']:.0f} / {kept['held']:.0f}"
-    eager = group.cells.get("eager")
-    if eager is not None and eager is not cell and "held" in eager.memory and kept["weights"]:
-        # What is held for this side's own sake, its libraries left out.
-        own = kept["held"] - kept["imported"]
-        more = own - (eager.memory["held"] - eager.memory["imported"])
-        text += f" ({more / kept['weights']:+.1f}w)"
-    return text
+def _memory(results: Results) -> Callable[[Group, str, Cell], str]:
+    def show(group: Group, side: str, cell: Cell) -> str:
+        kept = cell.memory
+        if "peak" not in kept or "held" not in kept:
+            return ""
+        text = f"{kept['peak']:.0f} / {kept['held']:.0f}"
+        # Of small weights the rest of the process would drown the figure.
+        if kept["weights"] >= 20 and side in results.first_use:
+            own = kept["held"] - results.first_use[side]["held"]
+            text += f" ({own / kept['weights']:.1f}w)"
+        return text
+
+    return show
 
 
 def tables(results: Results) -> list[Table]:
@@ -138,9 +139,9 @@ def tables(results: Results) -> list[Table]:
         _by_side(
             results,
             "Memory",
-            "MB: after the imports / peak / held after the calls; in brackets what is held beyond "
-            "eager's, libraries left out, in copies of the weights",
-            _memory,
+            "MB: resident at most / held after the calls, without files; in brackets what is held "
+            "beyond the side's hold for a trivial program, in copies of the weights",
+            _memory(results),
         ),
     ]
     return [table for table in found if table is not None]
@@ -152,7 +153,8 @@ def _mark(figure: Figure) -> str:
 
 def _summary(results: Results) -> Table:
     rows = [[f.what, f.value, f.goal, _mark(f)] for f in summary(results)]
-    first = ", ".join(f"{side} {s:.1f} s" for side, s in results.first_use.items())
+    seconds = {side: use["seconds"] for side, use in results.first_use.items() if side != "eager"}
+    first = ", ".join(f"{side} {s:.1f} s" for side, s in seconds.items())
     notes = [f"A side's first program on this machine: {first}"] if first else []
     return Table("Summary", ["figure", "value", "goal", "met"], rows, "", notes)
 
