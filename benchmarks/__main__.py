@@ -72,16 +72,18 @@ def _write(results: Results, folder: Path, console: Console) -> None:
 
 def _run(results: Results, wanted: list[Group], driver: Driver, path: Path) -> None:
     """Run the groups that the results do not have yet, and save after each."""
+    done = {group.key: set(group.cells) for group in results.groups}
+    wanted = [g for g in wanted if not set(driver.sides) <= done.get(g.key, set())]
+    if not wanted:
+        return
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(wanted))
         driver.say = lambda message: progress.update(task, description=message)
         results.first_use |= driver.prime()
         for group in wanted:
-            done = results.find(group.key)
-            if done is None or not set(driver.sides) <= set(done.cells):
-                results.put(driver.run(group))
-                results.save(path)
+            results.put(driver.run(group))
+            results.save(path)
             progress.advance(task)
     shutil.rmtree(driver.work, ignore_errors=True)
 

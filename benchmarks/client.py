@@ -65,7 +65,7 @@ class Client:
         except BrokenPipeError:
             line = None
         except queue.Empty:
-            self.close()
+            self.process.kill()
             raise WorkerFailed(f"no answer to {do} within {self.timeout:.0f} s") from None
         if line is None:
             raise WorkerFailed(f"{do}: {self._end()}")

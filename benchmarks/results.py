@@ -94,9 +94,6 @@ class Results:
         """Add a group, in the place of one with its key."""
         self.groups = [g for g in self.groups if g.key != group.key] + [group]
 
-    def find(self, key: tuple[str, str, int, int]) -> Group | None:
-        return next((g for g in self.groups if g.key == key), None)
-
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
