@@ -74,7 +74,9 @@ def load(
         return None
     arguments = [*_FLAGS, *flags]
     key = _key(compiler, arguments, [*sources, *headers])
-    command = [*compiler, *arguments, *(f"-I{folder}" for folder in include), *map(str, sources)]
+    # Libraries to link with are among the flags: what needs them comes first.
+    folders = [f"-I{folder}" for folder in include]
+    command = [*compiler, *folders, *map(str, sources), *arguments]
     try:
         return _cached(f"{name}-{key}", command)
     except (OSError, subprocess.SubprocessError) as error:
