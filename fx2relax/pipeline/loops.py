@@ -1,4 +1,4 @@
-"""What the rules of `cpu` have in common: loops that are joined, shared by threads, walked alike."""
+"""What the rules of `cpu` have in common: loops joined, shared by threads, walked alike."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _TILE = 16
 
 
 def pointwise(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> list[Any]:
-    """Flatten dimensions that all accesses walk alike; share the outer; returns the vector loops."""
+    """Flatten what all accesses walk alike, share the outer loops; returns what is left to mark."""
     assert block.store is not None
     axes = block.axes
     if not axes:
