@@ -117,6 +117,11 @@ def const_number(expr: Any) -> bool | int | float | None:
     return number
 
 
+# The virtual machine keeps what its last function returned; this one returns nothing, and so frees
+# the outputs of the one before as soon as their caller drops them.
+RELEASE = "fx2relax_release"
+
+
 def register_global_func(name: str, function: Any) -> None:
     """Make a Python function callable from Relax and TIR by name; replaces an older one."""
     tvm.register_global_func(name, function, override=True)

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..compat import const_int
+from ..compat import RELEASE, const_int
 from ..runtime import native
 from .codegen import NAME
 from .cpu import schedule_kernels
@@ -73,6 +73,10 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     native.use()
     if holds_masks(lowered):
         target = without_loop_vectorizer(target)
+    lowered = lowered.clone()
+    lowered[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
+        "global_symbol", RELEASE
+    )
     with target:
         pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
         return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fx2relax.compat import relax, tvm
+from fx2relax.compat import RELEASE, relax, tvm
 from fx2relax.errors import ArgumentError
 from fx2relax.imported import Imported
 from fx2relax.runtime import boundary, torch_call
@@ -37,6 +37,7 @@ class Program:
         machine = relax.VirtualMachine(executable, where)
         self._machine = machine
         self._main = machine[imported.name]
+        self._release = machine[RELEASE]
         transform = f"{imported.name}_transform_params"
         lifted = machine.module.implements_function(transform)
         self._inputs = imported.params[: imported.num_input]
@@ -61,6 +62,7 @@ class Program:
             if self._solver is not None:
                 values.append(self._solver.solve(arguments))
             returned = self._main(*values, *self._weights.get(frozen))
+            self._release()
         except Exception as error:
             self._explain(arguments, error)
             raise self._raised() or error from None
