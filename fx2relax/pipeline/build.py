@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from ..compat import const_int
+from .batch_norm import fold_scales
 from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
@@ -48,6 +49,8 @@ def lower(
         raise ValueError(f"library must be 'torch' or 'none', not {library!r}")
     target = as_target(target)
     with target:
+        if lift_weights:
+            mod = fold_scales(mod)
         if library == "torch":
             mod = use_library(use_lapack(mod))
         if lift_weights:
