@@ -21,6 +21,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .relaid import use_channels_last
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -52,7 +53,7 @@ def lower(
         if lift_weights:
             mod = fold_scales(mod)
         if library == "torch":
-            mod = use_library(use_lapack(mod))
+            mod = use_channels_last(use_library(use_lapack(mod)))
         if lift_weights:
             mod = lift(mod)
         return schedule_kernels(fuse(legalize(mod)), target)

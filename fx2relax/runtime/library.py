@@ -83,6 +83,27 @@ def _convolution(*arguments: Any) -> None:
     )
 
 
+def _convolution_nhwc(*arguments: Any) -> None:
+    """The same settings; the first operand and the output have their channels last."""
+    *operands, settings, output = arguments
+    x, weight, *rest = [_view(v) for v in operands]
+    out = _view(output).permute(0, 3, 1, 2)
+    values = [int(v) for v in settings]
+    out.copy_(
+        torch.convolution(
+            x.permute(0, 3, 1, 2),
+            weight,
+            rest[0] if rest else None,
+            values[:2],
+            values[2:4],
+            values[4:6],
+            bool(values[-1]),
+            values[6:8],
+            values[-2],
+        )
+    )
+
+
 def _attention(*arguments: Any) -> None:
     """Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
 
@@ -120,6 +141,7 @@ def _register() -> None:
         for right in (False, True)
     }
     functions |= {f"conv{n}d": _convolution for n in (1, 2, 3)}
+    functions["conv2d_nhwc"] = _convolution_nhwc
     functions["attention"] = _attention
     for name, function in functions.items():
         tvm.register_global_func(PREFIX + name, function, override=True)
