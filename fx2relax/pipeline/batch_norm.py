@@ -65,8 +65,8 @@ class _Affine(PyExprMutator):  # type: ignore[misc]
         value = binding.value
         if not isinstance(value, relax.TupleGetItem) or value.index != 0:
             return False
-        norm = flow.values.get(value.tuple_value)
-        return (
+        norm: Any = flow.values.get(value.tuple_value)
+        return bool(
             name_of(norm) == "relax.nn.batch_norm"
             and not norm.attrs.training
             and all(flow.on_weights(a) for a in norm.args[1:])
@@ -259,7 +259,7 @@ def _matrix(product: Any, flow: Flow) -> Any:
     sizes = sizes_of(weight)
     if sizes is None or len(sizes) != 2 or len(sizes_of(product.args[0]) or ()) < 1:
         return None
-    value = flow.values.get(weight)
+    value: Any = flow.values.get(weight)
     if name_of(value) == "relax.permute_dims":
         axes = value.attrs.axes
         if axes is None or [int(a) for a in axes] == [1, 0]:

@@ -53,9 +53,9 @@ def lower(
         if lift_weights:
             mod = fold_scales(mod)
         if library == "torch":
-            mod = use_channels_last(use_library(use_lapack(mod)))
+            mod = use_library(use_lapack(mod))
         if lift_weights:
-            mod = lift(mod)
+            mod = lift(use_channels_last(mod))
         return schedule_kernels(fuse(legalize(mod)), target)
 
 

@@ -11,18 +11,17 @@ costs least, and nowhere if nothing is gained.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import Call, GlobalVar
 from tvm.sym import Analyzer
 
-from .blocks import REDUCTION
 from .cut import Labels
 from .flow import Flow, bindings, dtype_of, name_of, sizes_of
 from .library import PREFIX
-from .permuted import Order, inverse, permuted
+from .permuted import Order, inverse, permuted, sums
 
 #: The axes of a tensor of label 1 as they lie in memory, by how many there are.
 LAST: dict[int, Order] = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 3, 4, 1, 2)}
@@ -44,11 +43,30 @@ class Plan:
         last: the variables that get label 1.
         kinds: how each variable is made: "conv", "kernel", "reshape", "permute" or "concat".
         moves: convolutions that run on label 1.
+        kernels: every kernel with other orders of axes that was asked for.
     """
 
-    last: set[Any] = field(default_factory=set)
-    kinds: dict[Any, str] = field(default_factory=dict)
-    moves: set[Any] = field(default_factory=set)
+    last: set[Any]
+    kinds: dict[Any, str]
+    moves: set[Any]
+    kernels: Kernels
+
+
+class Kernels:
+    """The kernels of a module with other orders of axes, each made once."""
+
+    def __init__(self, mod: Any) -> None:
+        self.mod = mod
+        self.made: dict[Any, Any] = {}
+
+    def get(self, gvar: Any, chosen: list[Order | None]) -> Any:
+        """A kernel, see `permuted`."""
+        key = gvar, tuple(chosen)
+        if key not in self.made:
+            func = self.mod[gvar]
+            plain = all(order is None for order in chosen)
+            self.made[key] = func if plain else permuted(func, chosen)
+        return self.made[key]
 
 
 def plan(flow: Flow, mod: Any) -> Plan:
@@ -63,7 +81,7 @@ def plan(flow: Flow, mod: Any) -> Plan:
     labels, _ = made.labels.cheapest()
     last = {thing for thing in labels if isinstance(thing, relax.Var)}
     moves = {thing[1] for thing in labels if isinstance(thing, tuple)}
-    return Plan(last if moves else set(), made.kinds, moves)
+    return Plan(last if moves else set(), made.kinds, moves, made.kernels)
 
 
 def is_convolution(value: Any) -> bool:
@@ -100,17 +118,7 @@ def kept_space(before: list[Any], after: list[Any]) -> bool:
 
 def reads_as_is(value: Any, func: Any) -> bool:
     """Whether a kernel of a plain result sums over space, in whichever order it lies."""
-    if len(sizes_of(value) or ()) > 2:
-        return False
-    sums = False
-
-    def visit(node: Any) -> None:
-        nonlocal sums
-        axes = getattr(node, "iter_vars", ())
-        sums = sums or any(int(axis.iter_type) == REDUCTION for axis in axes)
-
-    tirx.stmt_functor.post_order_visit(func.body, visit)
-    return sums
+    return len(sizes_of(value) or ()) < 3 and sums(func)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -132,7 +140,7 @@ class _Planner:
 
     def __init__(self, flow: Flow, mod: Any) -> None:
         self.flow = flow
-        self.mod = mod
+        self.kernels = Kernels(mod)
         self.labels = Labels()
         self.kinds: dict[Any, str] = {}
         for var in flow.func.params:
@@ -187,8 +195,10 @@ class _Planner:
 
     def conv(self, var: Any, value: Any) -> None:
         """A convolution, which gains by label 1."""
-        x, thing = value.args[1].fields[0], ("conv", var)
-        if x in self.flow.weights or len(sizes_of(x) or ()) != 4:
+        x, kernel = value.args[1].fields[:2]
+        thing = "conv", var
+        # Weights that are not frozen would be permuted at every call.
+        if x in self.flow.weights or not self.flow.on_weights(kernel):
             self.labels.cost(thing, 1, math.inf)
         self.together(x, thing)
         self.labels.differ(var, thing, _TRANSPOSE * elements(var))
@@ -197,15 +207,16 @@ class _Planner:
 
     def kernel(self, var: Any, value: Any) -> None:
         """A kernel, in the layout of its result; what it reads has to agree."""
-        func = self.mod[value.args[0]]
+        gvar = value.args[0]
         operands = [x for x in value.args[1].fields if self.may(x)]
         rank = len(sizes_of(var) or ())
         fits = rank == 4 and all(len(sizes_of(x) or ()) == rank for x in operands)
-        if not fits or permuted(func, orders(value, 1, self.flow)) is None:
+        if not fits or self.kernels.get(gvar, orders(value, 1, self.flow)) is None:
             self.labels.cost(var, 1, math.inf)
-        as_is = reads_as_is(value, func)
+        as_is = reads_as_is(value, self.kernels.mod[gvar])
         for operand in operands:
-            if not as_is or permuted(func, orders(value, 0, self.flow, {operand})) is None:
+            chosen = orders(value, 0, self.flow, {operand})
+            if not as_is or self.kernels.get(gvar, chosen) is None:
                 self.together(operand, var)
 
     def reshape(self, var: Any, value: Any) -> None:
@@ -263,9 +274,7 @@ def permutation(value: Any) -> Order:
     return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
 
 
-def orders(
-    value: Any, label: int, flow: Flow, as_is: set[Any] | None = None
-) -> list[Order | None]:
+def orders(value: Any, label: int, flow: Flow, as_is: set[Any] | None = None) -> list[Order | None]:
     """The order of axes of each of a kernel's tensors, the result included.
 
     Args:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.ir import Range
-from tvm.sym import Analyzer
 
+from .blocks import SPATIAL
 from .tir import NotHandled, Rewriter, TensorLoad, rebuild_for, uses
 
 Order = tuple[int, ...]
@@ -50,6 +50,21 @@ def permuted(func: Any, orders: Sequence[Order | None]) -> Any:
     return tirx.PrimFunc(params, realize, func.ret_type, func.attrs)
 
 
+def sums(func: Any) -> bool:
+    """Whether a block of a kernel has an axis other than those along its result."""
+    pending = [func.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _Realize):
+            node = node.block
+            if any(int(axis.iter_type) != SPATIAL for axis in node.iter_vars):
+                return True
+        pending += list(node.seq) if isinstance(node, tirx.SeqStmt) else []
+        if hasattr(node, "body"):
+            pending.append(node.body)
+    return False
+
+
 def inverse(order: Sequence[int]) -> Order:
     """The order that undoes another."""
     return tuple(sorted(range(len(order)), key=lambda n: order[n]))
@@ -70,7 +85,6 @@ class _Permuter(Rewriter):
 
     def __init__(self, buffers: dict[Any, tuple[Any, Order]]) -> None:
         self.buffers = buffers
-        self.analyzer = Analyzer()
 
     def buffer(self, old: Any) -> Any:
         """What stands for a buffer now."""
@@ -87,12 +101,7 @@ class _Permuter(Rewriter):
         if not isinstance(node, TensorLoad) or node.source not in self.buffers:
             return node
         new, order = self.buffers[node.source]
-        return tirx.BufferLoad(new, [self.index(node.indices[axis]) for axis in order])
-
-    def index(self, node: Any) -> Any:
-        """An index that a reshape made, in the simplest form that the loops' lengths allow."""
-        plain = isinstance(node, (tirx.IntImm, tirx.Var))
-        return node if plain else self.analyzer.simplify(node)
+        return tirx.BufferLoad(new, [node.indices[axis] for axis in order])
 
     def visit_BufferStore(self, node: Any) -> Any:
         """A store to a permuted buffer."""
@@ -144,8 +153,6 @@ class _Permuter(Rewriter):
         axes = [block.iter_vars[n] for n in order or range(len(block.iter_vars))]
         if block.match_buffers:
             raise NotHandled("match_buffer")
-        for axis in axes:
-            self.analyzer.bind(axis.var, axis.dom)
         return _SBlock(
             axes,
             [self.region(r) for r in block.reads],
@@ -174,7 +181,5 @@ def _reordered(loops: list[Any], values: list[Any]) -> list[Any]:
     for loop in loops:
         if any(uses(other.extent, loop.loop_var) for other in loops):
             raise NotHandled("loops that depend on loops")
-    inner = [
-        loop for value in values for loop in loops if getattr(value, "same_as", None)(loop.loop_var)
-    ]
+    inner = [loop for value in values for loop in loops if value.same_as(loop.loop_var)]
     return [loop for loop in loops if all(loop is not i for i in inner)] + inner

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
-from tvm_ffi import structural_equal, structural_hash
+from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal, structural_hash
 
 from .flow import Flow, bindings, dtype_of, name_of, sizes_of
+from .joined import joined
 from .layout import (
     CONVOLUTION,
     LAST,
@@ -25,7 +26,7 @@ from .layout import (
     reads_as_is,
 )
 from .legalize import rule_of
-from .permuted import Order, inverse, permuted
+from .permuted import Order, inverse
 
 _op = relax.op
 # Kept in one piece: a layout changes what they are, not only how they are computed.
@@ -97,12 +98,11 @@ class _Relaid(_Rewriter):
 
     def __init__(self, mod: Any, flow: Flow, chosen: Plan) -> None:
         super().__init__(mod)
-        self.mod = mod
         self.flow = flow
         self.plan = chosen
         # A variable as it lies with label 0 and with label 1; a weight in an order of axes.
         self.laid: dict[tuple[Any, Any], Any] = {}
-        self.kernels: dict[int, list[tuple[Any, Any]]] = {}
+        self.alike: dict[int, list[tuple[Any, Any]]] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Emit a binding in its layout; those without one read plain tensors."""
@@ -168,17 +168,20 @@ class _Relaid(_Rewriter):
         if last:
             name += "_nhwc"
             sizes = [sizes[axis] for axis in LAST[4]]
-        arguments = [self.read(x, last), *[self.visit_expr(r) for r in rest]]
+        kernel, *others = rest
+        arguments = [self.read(x, last), self.weight(kernel, LAST[4] if last else None)]
+        arguments += [self.visit_expr(r) for r in others]
         ty = relax.TensorType(sizes, dtype_of(value))
         return relax.call_dps_packed(name, relax.Tuple(arguments), out_ty=ty), last
 
     def kernel(self, var: Any, value: Any, label: int) -> tuple[Any, int]:
         """A kernel that reads and writes one layout, or sums over space as it lies."""
-        func, operands = self.mod[value.args[0]], list(value.args[1].fields)
+        gvar, operands = value.args[0], list(value.args[1].fields)
+        func = self.plan.kernels.mod[gvar]
         as_is = set()
         if not label and reads_as_is(value, func):
             as_is = {x for x in operands if isinstance(x, relax.Var) and x in self.plan.last}
-            if permuted(func, orders(value, 0, self.flow, as_is)) is None:
+            if self.plan.kernels.get(gvar, orders(value, 0, self.flow, as_is)) is None:
                 as_is = set()
         chosen = orders(value, label, self.flow, as_is)
         arguments = []
@@ -192,15 +195,14 @@ class _Relaid(_Rewriter):
         sizes = sizes_of(var) or []
         if label:
             sizes = [sizes[axis] for axis in LAST[len(sizes)]]
-        gvar = value.args[0]
         if any(order is not None for order in chosen):
-            gvar = self.added(permuted(func, chosen), gvar.name_hint)
+            gvar = self.added(self.plan.kernels.get(gvar, chosen), gvar.name_hint)
         ty = relax.TensorType(sizes, dtype_of(value))
         return relax.call_tir(gvar, relax.Tuple(arguments), ty), label
 
     def added(self, func: Any, name: str) -> Any:
         """A kernel of the module; one that is there already serves again."""
-        alike = self.kernels.setdefault(structural_hash(func), [])
+        alike = self.alike.setdefault(structural_hash(func), [])
         for other, gvar in alike:
             if structural_equal(other, func):
                 return gvar
@@ -241,7 +243,14 @@ class _Relaid(_Rewriter):
             for x in fields
         ]
         axis = LAST[rank].index(int(value.attrs.axis) % rank)
-        return _op.concat(relax.Tuple(parts), axis), 1
+        shapes = [sizes_of(part) or [] for part in parts]
+        known = all(isinstance(n, int) and n for shape in shapes for n in shape)
+        if axis < rank - 1 or not known:
+            return _op.concat(relax.Tuple(parts), axis), 1
+        kind = dtype_of(value)
+        whole = [*shapes[0][:-1], sum(shape[-1] for shape in shapes)]
+        gvar = self.added(joined(shapes, kind), "joined")
+        return relax.call_tir(gvar, relax.Tuple(parts), relax.TensorType(whole, kind)), 1
 
     def is_var(self, x: Any) -> bool:
         """Whether an operand is a variable that may have been laid out."""

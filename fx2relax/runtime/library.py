@@ -84,7 +84,7 @@ def _convolution(*arguments: Any) -> None:
 
 
 def _convolution_nhwc(*arguments: Any) -> None:
-    """The same settings; the first operand and the output have their channels last."""
+    """The same settings; the first two operands and the output have their second axis last."""
     *operands, settings, output = arguments
     x, weight, *rest = [_view(v) for v in operands]
     out = _view(output).permute(0, 3, 1, 2)
@@ -92,7 +92,7 @@ def _convolution_nhwc(*arguments: Any) -> None:
     out.copy_(
         torch.convolution(
             x.permute(0, 3, 1, 2),
-            weight,
+            weight.permute(0, 3, 1, 2),
             rest[0] if rest else None,
             values[:2],
             values[2:4],
