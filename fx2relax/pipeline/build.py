@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from ..compat import const_int
+from ..runtime import native
 from .batch_norm import fold_scales
 from .codegen import NAME
 from .cpu import schedule_kernels
@@ -73,6 +74,7 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     share_threads()
+    native.use()
     if holds_masks(lowered):
         target = without_loop_vectorizer(target)
     with target:

@@ -38,10 +38,12 @@ def _matmul(left: bool, right: bool) -> Callable[..., None]:
             a = a.mT
         if right:
             b = b.mT
+        if a.dim() == 1 and b.dim() == 2:  # matmul itself would resize `out`, with a warning
+            a, out = a.unsqueeze(0), out.unsqueeze(0)
         rank, other = a.dim(), b.dim()
         if other == 2 and rank >= 2 and not left:
-            flat = out.view(-1, out.shape[-1]) if rank > 2 else out
-            rows = a.reshape(-1, a.shape[-1]) if rank > 2 else a
+            flat = out.flatten(0, -2) if rank > 2 else out
+            rows = a.flatten(0, -2) if rank > 2 else a
             if rest:
                 torch.addmm(rest[0].to(out.dtype), rows, b, out=flat)
             else:
@@ -134,17 +136,17 @@ def _attention(*arguments: Any) -> None:
     out.copy_(result.transpose(1, 2))
 
 
-def _register() -> None:
-    functions: dict[str, Callable[..., None]] = {
+#: The packed functions by name, without `PREFIX`.
+FUNCTIONS: dict[str, Callable[..., None]] = {
+    **{
         f"matmul_{'nt'[left]}{'nt'[right]}": _matmul(left, right)
         for left in (False, True)
         for right in (False, True)
-    }
-    functions |= {f"conv{n}d": _convolution for n in (1, 2, 3)}
-    functions["conv2d_nhwc"] = _convolution_nhwc
-    functions["attention"] = _attention
-    for name, function in functions.items():
-        tvm.register_global_func(PREFIX + name, function, override=True)
+    },
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    "conv2d_nhwc": _convolution_nhwc,
+    "attention": _attention,
+}
 
-
-_register()
+for _name, _function in FUNCTIONS.items():
+    tvm.register_global_func(PREFIX + _name, _function, override=True)

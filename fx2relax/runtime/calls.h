@@ -1,0 +1,159 @@
+// The functions of library.py: the same operators of PyTorch on the same tensors, and so the same
+// bits, without Python. What is rare is declined.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include "tensors.h"
+
+namespace fx2relax {
+namespace {
+
+bool same_batch(const View& a, const View& b) {
+  if (a.rank != b.rank || a.rank < 3) return false;
+  for (int n = 0; n < a.rank - 2; ++n) {
+    if (a.sizes[n] != b.sizes[n]) return false;
+  }
+  return true;
+}
+
+// `a @ b`, or `a @ b + bias` with a vector for the last axis; each may come transposed.
+template <bool left, bool right>
+void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
+  require(count == 3 || count == 4);
+  View a = view(arguments[0]), b = view(arguments[1]), out = view(arguments[count - 1]);
+  Tensor cast_a, cast_b;
+  const bool cast = !a.same_dtype(out);
+  require(a.same_dtype(b) && out.compact() && !(cast && !(a.compact() && b.compact())));
+  if (cast) {
+    cast_a = as_dtype(a, out);
+    cast_b = as_dtype(b, out);
+    for (auto pair : {std::make_pair(&a, &cast_a), std::make_pair(&b, &cast_b)}) {
+      check(aoti_torch_get_data_ptr(*pair.second, &pair.first->data));
+      pair.first->dtype = out.dtype;
+    }
+  }
+  if (a.rank == 1 && b.rank == 2 && !left) {
+    a.prepend();
+    out.prepend();
+  }
+  const bool rows = b.rank == 2 && a.rank >= 2 && !left;
+  const bool batches = !rows && same_batch(a, b) && (a.rank == 3 || (a.compact() && b.compact()));
+  View flat = out;
+  if (rows) {
+    if (a.rank > 2) {
+      a = a.flat(1);
+      flat = out.flat(1);
+    }
+  } else if (batches && a.rank > 3) {
+    a = a.flat(2);
+    b = b.flat(2);
+    flat = out.flat(2);
+  }
+  if (left && a.rank > 1) a.swap_axes(a.rank - 2, a.rank - 1);
+  if (right && b.rank > 1) b.swap_axes(b.rank - 2, b.rank - 1);
+  require(!(left && a.rank < 2) && !(right && b.rank < 2));
+  if (rows) {
+    Tensor first = a.tensor(), second = b.tensor(), result = flat.tensor();
+    if (count == 4) {
+      Tensor bias = as_dtype(view(arguments[2]), out);
+      check(aoti_torch_cpu_addmm_out(result, bias, first, second, 1.0, 1.0));
+    } else {
+      check(aoti_torch_cpu_mm_out(result, first, second));
+    }
+    return;
+  }
+  if (batches) {
+    check(aoti_torch_cpu_bmm_out(flat.tensor(), a.tensor(), b.tensor()));
+  } else {
+    StableIValue stack[] = {owned(a.tensor()), owned(b.tensor()), owned(out.tensor())};
+    check(aoti_torch_call_dispatcher("aten::matmul", "out", stack));
+    returned(stack[0]);
+  }
+  if (count == 4) {
+    Tensor sum;
+    check(aoti_torch_cpu_add_Tensor(out.tensor(), view(arguments[2]).tensor(), 1.0, sum.out()));
+    check(aoti_torch_copy_(out.tensor(), sum, 0));
+  }
+}
+
+// A tensor whose second axis is its last in memory, as it is written.
+View from_last(const TVMFFIAny& value) {
+  View result = view(value);
+  require(result.rank == 4);
+  result.swap_axes(1, 3);
+  result.swap_axes(2, 3);
+  return result;
+}
+
+// Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+template <bool last>
+void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
+  require(count == 4 || count == 5);
+  const TVMFFIShapeCell& settings = integers(arguments[count - 2]);
+  const auto laid = last ? from_last : view;
+  View out = laid(arguments[count - 1]), x = laid(arguments[0]);
+  Tensor input = as_dtype(x, out), weight = as_dtype(laid(arguments[1]), out), bias, result;
+  if (count == 5) bias = as_dtype(view(arguments[2]), out);
+  const int64_t n = x.rank - 2;
+  require(n >= 1 && static_cast<int64_t>(settings.size) == 4 * n + 2);
+  const int64_t* values = settings.data;
+  check(aoti_torch_cpu_convolution(
+      input, weight, count == 5 ? bias.out() : nullptr, values, n, values + n, n, values + 2 * n, n,
+      values[4 * n + 1] != 0, values + 3 * n, n, values[4 * n], result.out()));
+  deliver(out, result);
+}
+
+// Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
+// Settings: the causal mask (0 none, 1 from the top left, 2 from the bottom right) and the bits.
+void attention(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
+  require(count == 6 || count == 7);
+  const bool masked = count == 7;
+  const TVMFFIShapeCell& settings = integers(arguments[count - 3]);
+  require(settings.size == 2);
+  const int64_t causal = settings.data[0], order = settings.data[1];
+  require(causal == 0 || (causal == 1 && !masked));
+  View operands[3], out = view(arguments[count - 1]);
+  for (int n = 0; n < 3; ++n) {
+    operands[n] = view(arguments[n]);
+    require(operands[n].rank == 4);
+    if (!(order >> n & 1)) operands[n].swap_axes(1, 2);
+  }
+  StableIValue mask = boxed(static_cast<StableIValue*>(nullptr));
+  if (masked) mask = optional(as_dtype(view(arguments[3]), operands[0]).release());
+  const bool grouped = operands[0].sizes[1] != operands[1].sizes[1];
+  StableIValue stack[] = {owned(operands[0].tensor()),
+                          owned(operands[1].tensor()),
+                          owned(operands[2].tensor()),
+                          mask,
+                          boxed(0.0),
+                          boxed(causal == 1),
+                          optional(number(arguments[count - 2])),
+                          boxed(grouped)};
+  check(aoti_torch_call_dispatcher("aten::scaled_dot_product_attention", "", stack));
+  Tensor heads = returned(stack[0]), result;
+  int64_t *sizes = nullptr, *strides = nullptr, offset = 0;
+  check(aoti_torch_get_sizes(heads, &sizes));
+  check(aoti_torch_get_strides(heads, &strides));
+  check(aoti_torch_get_storage_offset(heads, &offset));
+  const int64_t turned[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+  const int64_t steps[] = {strides[0], strides[2], strides[1], strides[3]};
+  check(aoti_torch__reinterpret_tensor(heads, 4, turned, steps, offset, result.out()));
+  deliver(out, result);
+}
+
+}  // namespace
+
+void define_calls() {
+  define("fx2relax.library.matmul_nn", matmul<false, false>);
+  define("fx2relax.library.matmul_nt", matmul<false, true>);
+  define("fx2relax.library.matmul_tn", matmul<true, false>);
+  define("fx2relax.library.matmul_tt", matmul<true, true>);
+  define("fx2relax.library.conv1d", convolution<false>);
+  define("fx2relax.library.conv2d", convolution<false>);
+  define("fx2relax.library.conv3d", convolution<false>);
+  define("fx2relax.library.conv2d_nhwc", convolution<true>);
+  define("fx2relax.library.attention", attention);
+}
+
+}  // namespace fx2relax

@@ -1,0 +1,59 @@
+// Packed functions of TVM's C ABI, each with the Python function that it stands in for.
+
+#include <atomic>
+
+#include "calls.h"
+#include "tensors.h"
+
+namespace fx2relax {
+namespace {
+
+// How many calls have been left to Python.
+std::atomic<int64_t> declined{0};
+
+struct Entry {
+  Function function;
+  TVMFFIObjectHandle fallback;
+};
+
+int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
+  const Entry& entry = *static_cast<const Entry*>(self);
+  try {
+    entry.function(arguments, count, result);
+    return 0;
+  } catch (...) {
+    ++declined;
+    if (entry.fallback == nullptr) {
+      TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a native library call has failed");
+      return -1;
+    }
+    return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
+  }
+}
+
+}  // namespace
+
+int define(const char* name, Function function) {
+  TVMFFIByteArray key{name, std::strlen(name)};
+  // Both live as long as the process: so does the table of functions.
+  Entry* entry = new Entry{function, nullptr};
+  if (TVMFFIFunctionGetGlobal(&key, &entry->fallback) != 0) entry->fallback = nullptr;
+  TVMFFIObjectHandle made = nullptr;
+  if (TVMFFIFunctionCreate(entry, call, nullptr, &made) != 0) return -1;
+  int code = TVMFFIFunctionSetGlobal(&key, made, 1);
+  TVMFFIObjectDecRef(made);
+  return code;
+}
+
+}  // namespace fx2relax
+
+extern "C" int64_t fx2relax_declined() { return fx2relax::declined; }
+
+extern "C" int fx2relax_register() {
+  try {
+    fx2relax::define_calls();
+    return 0;
+  } catch (...) {
+    return -1;
+  }
+}
