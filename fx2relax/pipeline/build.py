@@ -13,6 +13,7 @@ from tvm import relax
 
 from ..compat import RELEASE, const_int
 from ..runtime import native
+from .batch_norm import fold_scales
 from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
@@ -21,6 +22,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .relaid import use_channels_last
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -49,10 +51,12 @@ def lower(
         raise ValueError(f"library must be 'torch' or 'none', not {library!r}")
     target = as_target(target)
     with target:
+        if lift_weights:
+            mod = fold_scales(mod)
         if library == "torch":
             mod = use_library(use_lapack(mod))
         if lift_weights:
-            mod = lift(mod)
+            mod = lift(use_channels_last(mod))
         return schedule_kernels(fuse(legalize(mod)), target)
 
 

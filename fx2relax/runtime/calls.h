@@ -77,12 +77,23 @@ void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   }
 }
 
+// A tensor whose second axis is its last in memory, as it is written.
+View from_last(const TVMFFIAny& value) {
+  View result = view(value);
+  require(result.rank == 4);
+  result.swap_axes(1, 3);
+  result.swap_axes(2, 3);
+  return result;
+}
+
 // Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+template <bool last>
 void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   require(count == 4 || count == 5);
   const TVMFFIShapeCell& settings = integers(arguments[count - 2]);
-  View out = view(arguments[count - 1]), x = view(arguments[0]);
-  Tensor input = as_dtype(x, out), weight = as_dtype(view(arguments[1]), out), bias, result;
+  const auto laid = last ? from_last : view;
+  View out = laid(arguments[count - 1]), x = laid(arguments[0]);
+  Tensor input = as_dtype(x, out), weight = as_dtype(laid(arguments[1]), out), bias, result;
   if (count == 5) bias = as_dtype(view(arguments[2]), out);
   const int64_t n = x.rank - 2;
   require(n >= 1 && static_cast<int64_t>(settings.size) == 4 * n + 2);
@@ -138,9 +149,10 @@ void define_calls() {
   define("fx2relax.library.matmul_nt", matmul<false, true>);
   define("fx2relax.library.matmul_tn", matmul<true, false>);
   define("fx2relax.library.matmul_tt", matmul<true, true>);
-  define("fx2relax.library.conv1d", convolution);
-  define("fx2relax.library.conv2d", convolution);
-  define("fx2relax.library.conv3d", convolution);
+  define("fx2relax.library.conv1d", convolution<false>);
+  define("fx2relax.library.conv2d", convolution<false>);
+  define("fx2relax.library.conv3d", convolution<false>);
+  define("fx2relax.library.conv2d_nhwc", convolution<true>);
   define("fx2relax.library.attention", attention);
 }
 

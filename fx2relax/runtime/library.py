@@ -85,6 +85,27 @@ def _convolution(*arguments: Any) -> None:
     )
 
 
+def _convolution_nhwc(*arguments: Any) -> None:
+    """The same settings; the first two operands and the output have their second axis last."""
+    *operands, settings, output = arguments
+    x, weight, *rest = [_view(v) for v in operands]
+    out = _view(output).permute(0, 3, 1, 2)
+    values = [int(v) for v in settings]
+    out.copy_(
+        torch.convolution(
+            x.permute(0, 3, 1, 2),
+            weight.permute(0, 3, 1, 2),
+            rest[0] if rest else None,
+            values[:2],
+            values[2:4],
+            values[4:6],
+            bool(values[-1]),
+            values[6:8],
+            values[-2],
+        )
+    )
+
+
 def _attention(*arguments: Any) -> None:
     """Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
 
@@ -123,6 +144,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
         for right in (False, True)
     },
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    "conv2d_nhwc": _convolution_nhwc,
     "attention": _attention,
 }
 
