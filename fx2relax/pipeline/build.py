@@ -20,6 +20,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .products import use_contractions
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -50,6 +51,8 @@ def lower(
     with target:
         if library == "torch":
             mod = use_library(use_lapack(mod))
+        else:
+            mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(mod)
         return schedule_kernels(fuse(legalize(mod)), target)

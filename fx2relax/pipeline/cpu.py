@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 from tvm.ir.prim import expr_deep_equal
 
 from .blocks import REDUCTION, SPATIAL, Block, contiguous, leading, row_axes
+from .gemm import tile
 from .inline import inline_steps
 from .tir import uses
 from .vector import REDUCE, VECTOR
@@ -30,7 +31,7 @@ def schedule_kernels(mod: Any, target: Any) -> Any:
     """Schedule every kernel of a module that carries no schedule yet."""
     threads = int(target.attrs.get("num-cores", 0)) or 1
     done = {
-        name: _schedule(func, threads)
+        name: tile(func, target) or _schedule(func, threads)
         for name, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and not func.attrs.get("tirx.is_scheduled")
     }
