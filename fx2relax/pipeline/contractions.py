@@ -16,12 +16,17 @@ from tvm import s_tir, tirx
 
 from .blocks import REDUCTION, SPATIAL, Axis, Block
 from .blocks import _unit_step as unit_step
-from .tir import Call, NotHandled, Rewriter, TensorLoad, uses
+from .tir import Call, NotHandled, Rewriter, TensorLoad, is_guard, uses
 
 #: A block's annotation: this is a contraction to be computed in tiles.
 CONTRACTION = "fx2relax.contraction"
 #: A block's annotation: the number of columns of each panel into which `y` has been packed.
 PANELS = "fx2relax.panels"
+#: A block's annotation: `y` depends on so many neighbouring rows through their group alone.
+GROUP = "fx2relax.group"
+#: A block's annotation: along the columns `y` reads a window of so many taps, with this stride,
+#: padding and dilation; the number of the tap is the remainder of `k`.
+WINDOW = "fx2relax.window"
 
 
 @dataclass
@@ -45,6 +50,16 @@ class Step:
 
 
 @dataclass
+class Group:
+    """An axis that is both batch and row: ``axis = number * size + member``."""
+
+    axis: Any
+    number: Axis
+    member: Axis
+    size: int
+
+
+@dataclass
 class Contraction:
     """One contraction and the steps that follow it.
 
@@ -63,6 +78,8 @@ class Contraction:
     steps: list[Step]
     panels: int
     dtype: str
+    window: list[int] | None = None
+    group: Group | None = None
 
 
 class _Replace(Rewriter):
@@ -93,8 +110,7 @@ def find(func: Any) -> Contraction | None:
     blocks = [Block(sch, rv) for rv in sch.get_child_blocks(root)]
     if CONTRACTION not in sch.get(blocks[0].rv).annotations or not all(b.regular for b in blocks):
         return None
-    annotations = sch.get(blocks[0].rv).annotations
-    return _described(blocks[0], blocks[1:], int(annotations.get(PANELS, 0)))
+    return _described(blocks[0], blocks[1:], dict(sch.get(blocks[0].rv).annotations))
 
 
 def _inline_all(sch: Any, blocks: Sequence[Block]) -> None:
@@ -105,7 +121,8 @@ def _inline_all(sch: Any, blocks: Sequence[Block]) -> None:
             continue  # an output, or read by what cannot take it: it is a step of its own
 
 
-def _described(block: Block, after: Sequence[Block], panels: int) -> Contraction | None:
+def _described(block: Block, after: Sequence[Block], marks: dict[str, Any]) -> Contraction | None:
+    panels = int(marks.get(PANELS, 0))
     store = block.store
     assert store is not None
     product = store.value.b if isinstance(store.value, tirx.Add) else None
@@ -132,6 +149,11 @@ def _described(block: Block, after: Sequence[Block], panels: int) -> Contraction
     rest = spatial[: len(spatial) - len(columns)]
     rows = [a for a in rest if not uses(y, a.var)]
     batch = [a for a in rest if uses(y, a.var)]
+    group = None
+    if GROUP in marks:
+        group = _group(next(a for a in rest if uses(x, a.var)), int(marks[GROUP]))
+        batch = [a for a in batch if not a.var.same_as(group.axis)] + [group.number]
+        rows = [group.member]
     steps = [_step(b, store.buffer) for b in after]
     if not columns or not _loads_once(x) or None in steps:
         return None
@@ -147,7 +169,35 @@ def _described(block: Block, after: Sequence[Block], panels: int) -> Contraction
         [s for s in steps if s is not None],
         panels,
         str(store.buffer.dtype),
+        [int(n) for n in marks[WINDOW]] if WINDOW in marks else None,
+        group,
     )
+
+
+def _group(axis: Axis, size: int) -> Group:
+    dtype = axis.var.ty.dtype
+    number = Axis(
+        tirx.Var("group", dtype), SPATIAL, tirx.const((axis.length or 0) // size, dtype)
+    )
+    member = Axis(tirx.Var("member", dtype), SPATIAL, tirx.const(size, dtype))
+    return Group(axis.var, number, member, size)
+
+
+def conditions(y: Any, var: Any) -> tuple[Any, list[Any]]:
+    """What ``if_then_else(a and b and ..., value, 0)`` gives, and of a, b, ... those without `var`."""
+    if not is_guard(y):
+        return y, []
+    parts: list[Any] = []
+
+    def collect(condition: Any) -> None:
+        if isinstance(condition, tirx.And):
+            collect(condition.a)
+            collect(condition.b)
+        elif not uses(condition, var):
+            parts.append(condition)
+
+    collect(y.args[0])
+    return y.args[1], parts
 
 
 def _step(block: Block, result: Any) -> Step | None:
@@ -198,3 +248,10 @@ class _Indices(Rewriter):
         if isinstance(node, TensorLoad):
             self.loads.append(node)
         return node
+
+
+def last_load(y: Any) -> Any:
+    """The element of memory that an expression reads."""
+    found = _Indices()
+    found.expr(y)
+    return found.loads[-1]

@@ -19,9 +19,11 @@ from typing import Any
 from tvm import tirx
 
 from .blocks import Axis
-from .contractions import Contraction, Step, find, runs_along
+from .contractions import Contraction, Step, find, last_load, runs_along
+from .contractions import conditions as split_guard
 from .steps import written
 from .tiles import Tiles, choose, rows_of_plane
+from .tir import is_guard
 from .vector import VECTOR
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,11 @@ def parts(whole: Any, part: int) -> Any:
     return tirx.floordiv(whole + (part - 1), number(part))
 
 
+def quotient(a: Any, b: int) -> Any:
+    """``a // b`` of sizes."""
+    return a // b if isinstance(a, int) else tirx.floordiv(a, number(b))
+
+
 def least(a: Any, b: Any) -> Any:
     """The smaller of two sizes."""
     if isinstance(a, int) and isinstance(b, int):
@@ -110,7 +117,8 @@ def generate(func: Any, found: Contraction, target: Any, threads: int) -> Any:
     if any(a.length == 0 or str(a.var.ty.dtype) != _I64 for a in axes):
         return None
     rows = product([size(a) for a in found.rows])
-    if isinstance(rows, int) and rows <= _FEW_ROWS and not found.panels:
+    few = isinstance(rows, int) and rows <= _FEW_ROWS
+    if few and not found.panels and found.window is None:
         return None
     kernel = _Kernel(found, list(func.params), target, threads)
     if kernel.ways is None:
@@ -124,6 +132,7 @@ class _Kernel:
     def __init__(self, found: Contraction, params: list[Any], target: Any, threads: int) -> None:
         self.found, self.threads = found, threads
         self.dtype = found.dtype
+        self.zero = tirx.const(0, found.dtype)
         self.rows = product([size(a) for a in found.rows])
         self.depth = size(found.k)
         columns = found.columns
@@ -212,25 +221,23 @@ class _Kernel:
             filled = self.count
         self.panels = parts(filled, tiles.lanes)
         statements = [tirx.AllocBuffer(self.sums)]
-        self.packed = None
+        self.packed = self.line = None
         if not self.found.panels:
             self.packed = tirx.decl_buffer((tiles.columns * tiles.depth,), self.dtype, "packed")
             statements.append(tirx.AllocBuffer(self.packed))
-            if self.lines is not None:
+            if self.lines is not None or self.found.window is not None:
                 self.line = tirx.decl_buffer((tiles.columns,), self.dtype, "line")
-                zero = tirx.const(0, self.dtype)
                 statements.append(tirx.AllocBuffer(self.line))
                 statements.append(
-                    vectors(tiles.columns, lambda j: tirx.BufferStore(self.line, zero, [j]))
+                    vectors(tiles.columns, lambda j: tirx.BufferStore(self.line, self.zero, [j]))
                 )
         turns = parts(self.depth, tiles.depth)
         self.once = isinstance(turns, int) and turns == 1
         if not self.once:
-            zero = tirx.const(0, self.dtype)
             statements.append(
                 vectors(
                     tiles.block * tiles.columns,
-                    lambda j: tirx.BufferStore(self.sums, zero, [j]),
+                    lambda j: tirx.BufferStore(self.sums, self.zero, [j]),
                 )
             )
         statements.append(loop("turn", turns, self.turn))
@@ -267,7 +274,6 @@ class _Kernel:
         """One register tile."""
         tiles = self.tiles
         wide, chains = tiles.lanes, tiles.chains
-        zero = tirx.const(0, self.dtype)
         statements: list[Any] = []
         rows, sums = [], []
         for u in range(tiles.rows):
@@ -283,7 +289,7 @@ class _Kernel:
         for buffer in sums:
             for c in range(chains):
                 statements.append(
-                    lanes(wide, lambda j, b=buffer, c=c: tirx.BufferStore(b, zero, [j + c * wide]))
+                    lanes(wide, lambda j, b=buffer, c=c: tirx.BufferStore(b, self.zero, [j + c * wide]))
                 )
 
         def step(k: Any, chain: int) -> list[Any]:
@@ -311,11 +317,7 @@ class _Kernel:
         if chains == 1:
             statements.append(loop("k", count, steps))
         else:
-            whole = (
-                count // chains
-                if isinstance(count, int)
-                else tirx.floordiv(count, number(chains))
-            )
+            whole = quotient(count, chains)
             statements.append(loop("k", whole, steps))
             done = whole * chains
             if not (isinstance(count, int) and count == done):
@@ -338,7 +340,7 @@ class _Kernel:
 
     def x(self, row: dict[Any, Any], k: Any) -> Any:
         """An element of `x`."""
-        places = {**self.places, **row, self.found.k.var: number(k)}
+        places = self.all_places({**self.places, **row, self.found.k.var: number(k)})
         return Step([], None, [], self.found.x).at(places, lambda load: load)[0]
 
     def y(self, panel: Any, start: Any, k: Any, lane: Any) -> Any:
@@ -346,9 +348,7 @@ class _Kernel:
         tiles = self.tiles
         if self.packed is not None:
             return tirx.BufferLoad(self.packed, [(panel * tiles.depth + k) * tiles.lanes + lane])
-        first = tirx.floordiv(self.first, number(tiles.lanes)) if not isinstance(
-            self.first, int
-        ) else number(self.first // tiles.lanes)
+        first = quotient(self.first, tiles.lanes)
 
         def read(load: Any) -> Any:
             lead = list(load.indices)[:-3]
@@ -357,57 +357,33 @@ class _Kernel:
         places = {**self.places, self.found.k.var: number(0), self.column.var: number(0)}
         return Step([], None, [], self.found.y).at(places, read)[0]
 
-    def element(self, column: dict[Any, Any], k: Any) -> Any:
+    def element(self, column: dict[Any, Any], k: Any, y: Any = None) -> Any:
         """An element of `y` where it comes from."""
-        places = {**self.places, **column, self.found.k.var: k}
-        return Step([], None, [], self.found.y).at(places, lambda load: load)[0]
+        places = self.all_places({**self.places, **column, self.found.k.var: k})
+        y = self.found.y if y is None else y
+        return Step([], None, [], y).at(places, lambda load: load)[0]
+
+    def all_places(self, places: dict[Any, Any]) -> dict[Any, Any]:
+        """The axes' values and that of an axis which is both batch and row."""
+        group = self.found.group
+        if group is None:
+            return places
+        member = places.get(group.member.var, number(0))
+        return {**places, group.axis: places[group.number.var] * group.size + member}
 
     # Packing.
 
     def pack(self, start: Any, count: Any) -> Any:
         """Copy a part of the columns of `y` into panels."""
-        tiles, packed = self.tiles, self.packed
-        wide = tiles.lanes
-
-        def into(panel: Any, k: Any, lane: Any, value: Any) -> Any:
-            return tirx.BufferStore(packed, value, [(panel * tiles.depth + k) * wide + lane])
-
-        if self.lines is not None:
-            lines = self.lines
-
-            def line(k: Any, y: Any) -> Any:
-                return vectors(
-                    self.width,
-                    lambda j: tirx.BufferStore(
-                        self.line,
-                        self.element({lines.var: self.first + y, self.column.var: j}, start + k),
-                        [y * self.width + j],
-                    ),
-                )
-
-            def plane(k: Any) -> Any:
-                copy = loop(
-                    "panel",
-                    self.panels,
-                    lambda p: lanes(
-                        wide,
-                        lambda j: into(p, k, j, tirx.BufferLoad(self.line, [p * wide + j])),
-                    ),
-                )
-                return tirx.SeqStmt([loop("line", self.count, lambda y: line(k, y)), copy])
-
-            return loop("k", count, plane)
+        if self.line is not None:
+            return loop("k", count, lambda k: self.pack_by_line(start, k))
+        wide = self.tiles.lanes
+        whole = quotient(self.count, wide)
+        rest = self.count - whole * wide
 
         def from_y(panel: Any, k: Any, lane: Any) -> Any:
             column = {self.column.var: self.first + panel * wide + lane}
-            return into(panel, k, lane, self.element(column, start + k))
-
-        whole = (
-            self.count // wide
-            if isinstance(self.count, int)
-            else tirx.floordiv(self.count, number(wide))
-        )
-        rest = self.count - whole * wide
+            return self.into(panel, k, lane, self.element(column, start + k))
 
         def full(k: Any, p: Any) -> Any:
             return lanes(wide, lambda j: from_y(p, k, j))
@@ -418,17 +394,83 @@ class _Kernel:
             copy = loop("panel", whole, lambda p: loop("k", count, lambda k: full(k, p)))
         if isinstance(rest, int) and rest == 0:
             return copy
-        zero = tirx.const(0, self.dtype)
 
         def last(k: Any) -> Any:
             own = loop("lane", rest, lambda j: from_y(whole, k, j))
-            more = loop("lane", wide - rest, lambda j: into(whole, k, j + rest, zero))
+            more = loop("lane", wide - rest, lambda j: self.into(whole, k, j + rest, self.zero))
             return tirx.SeqStmt([own, more])
 
         tail = loop("k", count, last)
         if not isinstance(rest, int):
             tail = tirx.IfThenElse(number(0) < rest, tail, None)
         return tirx.SeqStmt([copy, tail])
+
+    def into(self, panel: Any, k: Any, lane: Any, value: Any) -> Any:
+        """Store an element of a panel."""
+        place = (panel * self.tiles.depth + k) * self.tiles.lanes + lane
+        return tirx.BufferStore(self.packed, value, [place])
+
+    def pack_by_line(self, start: Any, k: Any) -> Any:
+        """One element of `k` for all columns: copied as they lie in memory, then into panels."""
+        wide = self.tiles.lanes
+
+        def panel(p: Any) -> Any:
+            return lanes(
+                wide, lambda j: self.into(p, k, j, tirx.BufferLoad(self.line, [p * wide + j]))
+            )
+
+        if self.lines is None:
+            fill = self.fill({}, self.first, self.count, 0, start + k)
+        else:
+            lines = self.lines
+            fill = loop(
+                "line",
+                self.count,
+                lambda y: self.fill(
+                    {lines.var: self.first + y}, 0, self.width, y * self.width, start + k
+                ),
+            )
+        return tirx.SeqStmt([fill, loop("panel", self.panels, panel)])
+
+    def fill(self, at: dict[Any, Any], first: Any, count: Any, place: Any, k: Any) -> Any:
+        """Copy elements that lie in one line of the input, zeros where it ends."""
+        column, window = self.column.var, self.found.window
+
+        def copied(j: Any) -> Any:
+            value = self.element({**at, column: first + j}, k, y)
+            return tirx.BufferStore(self.line, value, [place + j])
+
+        def zeros(begin: Any, end: Any) -> Any:
+            return loop(
+                "column",
+                end - begin,
+                lambda j: tirx.BufferStore(self.line, self.zero, [place + begin + j]),
+            )
+
+        y, conditions = self.found.y, []
+        if window is None or not is_guard(y):
+            return vectors(count, copied)
+        y, conditions = split_guard(y, column)
+        taps, stride, before, step = window
+        offset = tirx.floormod(k, number(taps)) * step - before
+        length = list(last_load(y).source.shape)[-1]
+        begin, end = tirx.Var("begin", _I64), tirx.Var("end", _I64)
+        low = tirx.floordiv(number(0) - offset + (stride - 1), number(stride)) - first
+        high = tirx.floordiv(length - 1 - offset, number(stride)) + 1 - first
+        zero, whole = number(0), number(count)
+        copy = tirx.SeqStmt(
+            [
+                tirx.Bind(begin, tirx.min(tirx.max(low, zero), whole)),
+                tirx.Bind(end, tirx.min(tirx.max(high, begin), whole)),
+                zeros(zero, begin),
+                vectors(end - begin, lambda j: copied(begin + j)),
+                zeros(end, whole),
+            ]
+        )
+        if not conditions:
+            return copy
+        condition = self.element(at, k, tirx.all(*conditions))
+        return tirx.IfThenElse(condition, copy, zeros(zero, whole))
 
     # What follows.
 
@@ -453,7 +495,7 @@ class _Kernel:
 
             def one(j: Any) -> Any:
                 places = {**self.places, **rows, self.column.var: self.first + j}
-                return step(places, i * wide + j)
+                return step(self.all_places(places), i * wide + j)
 
             return vectors(self.count, one)
         lines = self.lines
@@ -467,7 +509,7 @@ class _Kernel:
                     self.column.var: j,
                 }
                 place = i * wide + y * self.width + j
-                return step(places, place)
+                return step(self.all_places(places), place)
 
             return vectors(self.width, one)
 

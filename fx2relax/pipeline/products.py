@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .contractions import CONTRACTION, PANELS
+from .convolutions import convolve, geometry
 from .library import _Uses, _dtype, _name, _sizes, _untransposed
 from .tiles import lanes_of
 
@@ -57,6 +58,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         """A contraction in the place of a product."""
+        numbers = geometry(call)
+        if numbers is not None:
+            x, weight = (self.visit_expr(x) for x in call.args)
+            return convolve(self.builder_, call, numbers, x, weight)
         if _name(call) != "relax.matmul" or not _fits(call):
             return self.visit_expr_post_order(call)
         factors = []
