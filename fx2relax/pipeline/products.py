@@ -13,6 +13,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .attentions import attend, is_attention
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
 from .library import _Uses, _dtype, _name, _sizes, _untransposed
@@ -58,6 +59,11 @@ class _Products(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         """A contraction in the place of a product."""
+        turned = self._turned_back(call)
+        if turned is not None:
+            return self.visit_expr(turned)
+        if is_attention(call):
+            return attend(self.builder_, call, self.uses, self.visit_expr)
         numbers = geometry(call)
         if numbers is not None:
             x, weight = (self.visit_expr(x) for x in call.args)
@@ -100,6 +106,18 @@ class _Products(PyExprMutator):  # type: ignore[misc]
             primfunc_attrs=_FUSES,
         )
 
+    def _turned_back(self, call: Any) -> Any:
+        """What a permutation of a permutation leaves as it was."""
+        if _name(call) != "relax.permute_dims" or not isinstance(call.args[0], relax.Var):
+            return None
+        inner = self.uses.values.get(call.args[0])
+        if inner is None or _name(inner) != "relax.permute_dims":
+            return None
+        rank = len(_sizes(call) or ())
+        outer, order = (_order(c, rank) for c in (call, inner))
+        back = [order[axis] for axis in outer] == list(range(rank))
+        return inner.args[0] if back and isinstance(inner.args[0], relax.Var) else None
+
     def _is_weight(self, x: Any) -> bool:
         """Whether a tensor depends on weights alone."""
         if not self.weights:
@@ -111,6 +129,11 @@ class _Products(PyExprMutator):  # type: ignore[misc]
             return False
         inner = list(relax.analysis.free_vars(value))
         return bool(inner) and all(self._is_weight(v) for v in inner)
+
+
+def _order(call: Any, rank: int) -> list[int]:
+    axes = call.attrs.axes
+    return [*range(rank)][::-1] if axes is None else [int(a) % rank for a in axes]
 
 
 def _static(x: Any) -> bool:
