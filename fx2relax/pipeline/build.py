@@ -22,6 +22,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .products import use_contractions
 from .relaid import use_channels_last
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
@@ -55,6 +56,8 @@ def lower(
             mod = fold_scales(mod)
         if library == "torch":
             mod = use_library(use_lapack(mod))
+        else:
+            mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
         return schedule_kernels(fuse(legalize(mod)), target)

@@ -14,6 +14,7 @@ from tvm import s_tir, tirx
 
 from ..compat import const_int
 from .blocks import SPATIAL, Block
+from .gemm import tile
 from .inline import inline_steps
 from .loops import fuse, share, worth
 from .pointwise import pointwise
@@ -28,7 +29,7 @@ def schedule_kernels(mod: Any, target: Any) -> Any:
     """Schedule every kernel of a module that carries no schedule yet."""
     threads = int(target.attrs.get("num-cores", 0)) or 1
     done = {
-        name: _schedule(func, threads)
+        name: tile(func, target) or _schedule(func, threads)
         for name, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and not func.attrs.get("tirx.is_scheduled")
     }
