@@ -135,4 +135,4 @@ def remove_global_func(name: str) -> None:
 
 def from_torch(tensor: Any) -> Any:
     """A PyTorch tensor as a TVM tensor that shares its memory."""
-    return tvm.runtime.from_dlpack(tensor.detach())
+    return tvm_ffi.from_dlpack(tensor.detach())  # TVM's own asks for 64-byte addresses
