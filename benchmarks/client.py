@@ -47,11 +47,14 @@ class Client:
             )
         assert self.process.stdout is not None
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
+        stdout = self.process.stdout
+        self.reader = threading.Thread(target=self._read, args=(stdout,), daemon=True)
+        self.reader.start()
 
     def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self.answers.put(line)
+        with stream:
+            for line in stream:
+                self.answers.put(line)
         self.answers.put(None)
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
@@ -93,3 +96,4 @@ class Client:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.reader.join(timeout=5)
