@@ -69,7 +69,7 @@ FUNCTIONS: list[tuple[str, Any, Any, float, float]] = [
     ("tirx.exp2", tirx.exp2, torch.exp2, -152, 130),
     ("expm1f", libm("expm1f"), torch.expm1, -20, 90),
     ("tirx.log", tirx.log, torch.log, 0, 4),
-    ("tirx.log2", tirx.log2, torch.log2, 0, 4),
+    ("prim.log2", tirx.log2, torch.log2, 0, 4),
     ("tirx.log10", tirx.log10, torch.log10, 0, 4),
     ("tirx.log1p", tirx.log1p, torch.log1p, -1, 4),
     ("tirx.sigmoid", tirx.sigmoid, torch.sigmoid, -110, 110),

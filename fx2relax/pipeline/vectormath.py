@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     "tirx.exp2": (p.exp2, 2),
     "expm1f": (p.expm1, 2),
     "tirx.log": (p.log, 1),
-    "tirx.log2": (p.log2, 1),
+    "prim.log2": (p.log2, 1),
     "tirx.log10": (p.log10, 1),
     "tirx.log1p": (p.log1p, 2),
     "tirx.sigmoid": (p.sigmoid, 3),
@@ -109,7 +109,7 @@ class VectorMath(Rewriter):
         if name not in FUNCTIONS:
             return node
         function, _ = FUNCTIONS[name]
-        args = node.args if name.startswith("tirx.") else node.args[1:]
+        args = node.args if extern_name(node) is None else node.args[1:]
         dtype = str(node.ty.dtype)
         if dtype == F32:
             return function(*args)
