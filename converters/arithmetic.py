@@ -132,6 +132,8 @@ def reciprocal(self: Any) -> Any:
 )
 def power(self: Any, exponent: Any) -> Any:
     """Integers to a negative power give 0 but for the bases 1 and -1."""
+    if is_float(self) and const_number(self) == 2:
+        return elementwise("exp2", tirx.exp2, exponent)
     if is_float(self):
         return op.power(self, exponent)
     return _int_power(self, exponent)

@@ -9,11 +9,14 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .tir import NotHandled, Rewriter, TensorLoad, uses
+from .tir import NotHandled, Rewriter, TensorLoad, is_guard, uses
 
 SPATIAL, REDUCTION = 0, 2
 _COSTLY = {
     "tirx.exp": 10,
+    "tirx.exp2": 10,
+    "tirx.rsqrt": 6,
+    "tirx.sqrt": 6,
     "tirx.erf": 20,
     "tirx.tanh": 12,
     "tirx.sigmoid": 12,
@@ -56,7 +59,7 @@ class _Summary(Rewriter):
         elif isinstance(node, tvm.ir.Call):
             name = getattr(node.op, "name", "")
             self.cost += _COSTLY.get(name, 4)
-            self.branches = self.branches or name == "tirx.if_then_else"
+            self.branches = self.branches or is_guard(node)
         elif isinstance(node, (tirx.Div, tirx.Mod)):
             self.cost += 4
         elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)):

@@ -11,6 +11,7 @@ from .tir import uses
 from .vector import REDUCE, VECTOR
 
 _STRIP = 64
+_VECTOR = 8  # turns below which a sum is no vector
 
 
 def reduction(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> None:
@@ -39,13 +40,20 @@ def summed(block: Block) -> list[Any]:
     return [x for x in block.operands() if any(uses(i, v) for i in x.indices for v in axes)]
 
 
-def _across(block: Block, axis: Axis) -> bool:
-    """Whether a reduction is best vectorised along an axis that it keeps."""
-    loads = summed(block)
-    if any(contiguous(block, x.indices, axis.var) for x in loads):
+def across(block: Block, axis: Axis) -> bool:
+    """Whether what is summed lies along an axis that is kept, or sums are too short for vectors."""
+    assert block.store is not None
+    if any(contiguous(block, x.indices, axis.var) for x in summed(block)):
         return True
+    reduce = [a for a in block.axes if a.kind == REDUCTION]
+    turns = [a.length or _VECTOR for a in reduce[len(reduce) - _flat_reduction(block, reduce) :]]
+    return math.prod(turns) < _VECTOR and contiguous(block, block.store.indices, axis.var)
+
+
+def _strided(block: Block) -> bool:
+    """Whether no load lies along the sum."""
     last = [a for a in block.axes if a.kind == REDUCTION][-1]
-    return not any(contiguous(block, x.indices, last.var) for x in loads)
+    return not any(contiguous(block, x.indices, last.var) for x in summed(block))
 
 
 def vector_axis(block: Block, spatial: list[Axis]) -> Axis | None:
@@ -54,11 +62,11 @@ def vector_axis(block: Block, spatial: list[Axis]) -> Axis | None:
     if not spatial:
         return None
     axis = spatial[-1]
-    if axis.length is not None and axis.length < 8:
+    if axis.length is not None and axis.length < _VECTOR:
         return None
     if not contiguous(block, block.store.indices, axis.var):
         return None
-    return axis if _across(block, axis) else None
+    return axis if across(block, axis) or _strided(block) else None
 
 
 def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .blocks import SPATIAL, Block, contiguous, leading, row_axes
+from .blocks import SPATIAL, Block, leading, row_axes
 from .loops import fuse, worth
-from .reduction import inner, summed
+from .reduction import across, inner
 
 _STRIP = 64  # elements of a row: whole lines of cache, and sums of them fit into registers
 _WIDE = 1024
@@ -75,7 +75,7 @@ def _in_strips(blocks: list[Block], rows: int) -> bool:
         assert block.store is not None
         axis = block.axes[row_axes(block, block.store.indices)[rows - 1]]
         long = axis.length is None or axis.length >= 8
-        if long and any(contiguous(block, x.indices, axis.var) for x in summed(block)):
+        if long and across(block, axis):
             return True
     return False
 

@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from .bounded import bounded
 from .partial import reduce_loop
 from .tir import Rewriter, Substitute, TensorLoad, counted, rebuild_for, uses
 
@@ -93,20 +94,21 @@ def _vector_loop(loop: Any) -> Any:
     var, dtype = loop.loop_var, loop.loop_var.ty.dtype
     if lanes < 2 or (length is not None and length < lanes):
         return rebuild_for(loop, loop.extent, loop.body, marked=False)
-    if length is not None and length == lanes:
-        return rebuild_for(loop, loop.extent, loop.body, tirx.ForKind.VECTORIZED, marked=False)
     width = tirx.const(lanes, dtype)
     whole = tirx.floordiv(loop.extent, width)
 
     def inner(i: Any) -> Any:
-        return counted(
-            "lane",
-            dtype,
-            lanes,
-            lambda j: _at(loop.body, var, i * width + j),
-            tirx.ForKind.VECTORIZED,
-        )
+        def at(body: Any, j: Any) -> Any:
+            return _at(body, var, i * width + j)
 
+        found = bounded(loop.body, lanes, dtype, at)
+        if found is not None:
+            return found
+        body = loop.body
+        return counted("lane", dtype, lanes, lambda j: at(body, j), tirx.ForKind.VECTORIZED)
+
+    if length is not None and length == lanes:
+        return inner(tirx.const(0, dtype))
     parts = [counted("chunk", dtype, whole, inner)]
     if length is None or length % lanes:
         rest = loop.extent - whole * width
