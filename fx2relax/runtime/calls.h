@@ -77,20 +77,44 @@ void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   }
 }
 
-// Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+// Settings: strides, padding, dilation and output padding per axis, groups, transposed; and, where
+// there is one more and it is not 0, x and the output have their channels last. The weight's are
+// where PyTorch has them.
+struct Convolution {
+  View x;  // (n, c, ...) however it lies
+  int64_t n;
+  const int64_t* values;
+  bool last = false;
+
+  Convolution(const TVMFFIAny& operand, const TVMFFIAny& settings) : x(view(operand)), n(x.rank - 2) {
+    const TVMFFIShapeCell& given = integers(settings);
+    const int64_t count = static_cast<int64_t>(given.size);
+    values = given.data;
+    require(n >= 1 && (count == 4 * n + 2 || count == 4 * n + 3));
+    last = count == 4 * n + 3 && values[4 * n + 2] != 0;
+    if (last) x.channels_to_front();
+  }
+
+  bool transposed() const { return values[4 * n + 1] != 0; }
+
+  Tensor run(AtenTensorHandle input, AtenTensorHandle weight, Tensor& bias) const {
+    Tensor result;
+    check(aoti_torch_cpu_convolution(
+        input, weight, bias ? bias.out() : nullptr, values, n, values + n, n, values + 2 * n, n,
+        transposed(), values + 3 * n, n, values[4 * n], result.out()));
+    return result;
+  }
+};
+
 void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   require(count == 4 || count == 5);
-  const TVMFFIShapeCell& settings = integers(arguments[count - 2]);
-  View out = view(arguments[count - 1]), x = view(arguments[0]);
-  Tensor input = as_dtype(x, out), weight = as_dtype(view(arguments[1]), out), bias, result;
+  Convolution call(arguments[0], arguments[count - 2]);
+  View out = view(arguments[count - 1]);
+  require(out.compact() && out.rank == call.x.rank);
+  Tensor weight = as_dtype(view(arguments[1]), out), bias;
   if (count == 5) bias = as_dtype(view(arguments[2]), out);
-  const int64_t n = x.rank - 2;
-  require(n >= 1 && static_cast<int64_t>(settings.size) == 4 * n + 2);
-  const int64_t* values = settings.data;
-  check(aoti_torch_cpu_convolution(
-      input, weight, count == 5 ? bias.out() : nullptr, values, n, values + n, n, values + 2 * n, n,
-      values[4 * n + 1] != 0, values + 3 * n, n, values[4 * n], result.out()));
-  deliver(out, result);
+  if (call.last) out.channels_to_front();
+  deliver(out, call.run(as_dtype(call.x, out), weight, bias));
 }
 
 // Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
@@ -103,6 +127,7 @@ void attention(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   const int64_t causal = settings.data[0], order = settings.data[1];
   require(causal == 0 || (causal == 1 && !masked));
   View operands[3], out = view(arguments[count - 1]);
+  require(out.compact() && out.rank == 4);
   for (int n = 0; n < 3; ++n) {
     operands[n] = view(arguments[n]);
     require(operands[n].rank == 4);
@@ -134,14 +159,14 @@ void attention(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
 }  // namespace
 
 void define_calls() {
-  define("fx2relax.library.matmul_nn", matmul<false, false>);
-  define("fx2relax.library.matmul_nt", matmul<false, true>);
-  define("fx2relax.library.matmul_tn", matmul<true, false>);
-  define("fx2relax.library.matmul_tt", matmul<true, true>);
-  define("fx2relax.library.conv1d", convolution);
-  define("fx2relax.library.conv2d", convolution);
-  define("fx2relax.library.conv3d", convolution);
-  define("fx2relax.library.attention", attention);
+  define("matmul_nn", matmul<false, false>);
+  define("matmul_nt", matmul<false, true>);
+  define("matmul_tn", matmul<true, false>);
+  define("matmul_tt", matmul<true, true>);
+  define("conv1d", convolution);
+  define("conv2d", convolution);
+  define("conv3d", convolution);
+  define("attention", attention);
 }
 
 }  // namespace fx2relax

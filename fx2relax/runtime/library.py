@@ -60,28 +60,49 @@ def _matmul(left: bool, right: bool) -> Callable[..., None]:
 
 
 def _convolution(*arguments: Any) -> None:
-    """Settings: strides, padding, dilation and output padding per axis, groups, transposed."""
+    """Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+
+    One more setting, if it is not 0, says that `x` and the output have their channels last, as
+    (batch, ..., channels); the weight is (out, in / groups, ...) all the same.
+    """
     *operands, settings, output = arguments
     x, weight, *rest = [_view(v) for v in operands]
     out = _view(output)
-    bias = rest[0] if rest else None
     if x.dtype != out.dtype:
         x, weight = x.to(out.dtype), weight.to(out.dtype)
-        bias = None if bias is None else bias.to(out.dtype)
+        rest = [bias.to(out.dtype) for bias in rest]
     values = [int(v) for v in settings]
+    if _channels_last(x, values):
+        x, out = x.movedim(-1, 1), out.movedim(-1, 1)
+    out.copy_(_convolve(x, weight, rest, values))
+
+
+def _new_convolution(*arguments: Any) -> Tensor:
+    """As `_convolution`, returning its output: for operands of one dtype."""
+    *operands, settings = arguments
+    x, weight, *rest = [_view(v) for v in operands]
+    values = [int(v) for v in settings]
+    last = _channels_last(x, values)
+    result = _convolve(x.movedim(-1, 1) if last else x, weight, rest, values)
+    return (result.movedim(1, -1) if last else result).contiguous()
+
+
+def _channels_last(x: Tensor, values: list[int]) -> bool:
+    return bool(values[4 * x.dim() - 6 :] and values[-1])
+
+
+def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], values: list[int]) -> Tensor:
     n = x.dim() - 2
-    out.copy_(
-        torch.convolution(
-            x,
-            weight,
-            bias,
-            values[:n],
-            values[n : 2 * n],
-            values[2 * n : 3 * n],
-            bool(values[-1]),
-            values[3 * n : 4 * n],
-            values[-2],
-        )
+    return torch.convolution(
+        x,
+        weight,
+        rest[0] if rest else None,
+        values[:n],
+        values[n : 2 * n],
+        values[2 * n : 3 * n],
+        bool(values[4 * n + 1]),
+        values[3 * n : 4 * n],
+        values[4 * n],
     )
 
 
@@ -116,13 +137,17 @@ def _attention(*arguments: Any) -> None:
 
 
 #: The packed functions by name, without `PREFIX`.
-FUNCTIONS: dict[str, Callable[..., None]] = {
+FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
     **{
         f"matmul_{'nt'[left]}{'nt'[right]}": _matmul(left, right)
         for left in (False, True)
         for right in (False, True)
     },
+    # The native helper has kernels of its own for these: products of a few rows in float32.
+    "rows_nn": _matmul(False, False),
+    "rows_nt": _matmul(False, True),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(("new_conv1d", "new_conv2d", "new_conv3d"), _new_convolution),
     "attention": _attention,
 }
 

@@ -1,8 +1,11 @@
 // Packed functions of TVM's C ABI, each with the Python function that it stands in for.
 
 #include <atomic>
+#include <string>
 
 #include "calls.h"
+#include "packed.h"
+#include "rows.h"
 #include "tensors.h"
 
 namespace fx2relax {
@@ -24,7 +27,11 @@ int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* resul
   } catch (...) {
     ++declined;
     if (entry.fallback == nullptr) {
-      TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a native library call has failed");
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+      TVMFFIErrorSetRaisedFromCStr("RuntimeError", torch_exception_get_what_without_backtrace());
+#else
+      TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a library call on a packed weight has failed");
+#endif
       return -1;
     }
     return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
@@ -34,7 +41,8 @@ int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* resul
 }  // namespace
 
 int define(const char* name, Function function) {
-  TVMFFIByteArray key{name, std::strlen(name)};
+  const std::string full = std::string("fx2relax.library.") + name;
+  TVMFFIByteArray key{full.data(), full.size()};
   // Both live as long as the process: so does the table of functions.
   Entry* entry = new Entry{function, nullptr};
   if (TVMFFIFunctionGetGlobal(&key, &entry->fallback) != 0) entry->fallback = nullptr;
@@ -52,6 +60,8 @@ extern "C" int64_t fx2relax_declined() { return fx2relax::declined; }
 extern "C" int fx2relax_register() {
   try {
     fx2relax::define_calls();
+    fx2relax::define_rows();
+    fx2relax::define_packed();
     return 0;
   } catch (...) {
     return -1;

@@ -38,6 +38,7 @@ class Tensor {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
   operator AtenTensorHandle() const { return handle_; }
+  explicit operator bool() const { return handle_ != nullptr; }
   AtenTensorHandle* out() { return &handle_; }
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
@@ -106,6 +107,15 @@ struct View {
     sizes[0] = 1;
     strides[0] = rank > 0 ? sizes[1] * strides[1] : 1;
     ++rank;
+  }
+
+  // From (n, ..., c) to (n, c, ...).
+  void channels_to_front() {
+    for (int n = rank - 1; n > 1; --n) swap_axes(n - 1, n);
+  }
+
+  void channels_to_end() {
+    for (int n = 1; n + 1 < rank; ++n) swap_axes(n, n + 1);
   }
 
   // All axes but the last `kept` as one; the tensor has to be compact.
@@ -189,12 +199,12 @@ inline Tensor as_dtype(const View& view, const View& like) {
   return result;
 }
 
-// Copies a result to where the caller wants it.
+// Copies a result to where the caller wants it: memory without gaps.
 inline void deliver(const View& out, const Tensor& result) {
   constexpr int64_t kSmall = 1 << 15;
   int64_t* strides = nullptr;
   check(aoti_torch_get_strides(result, &strides));
-  bool same = out.compact() && out.count() <= kSmall;
+  bool same = out.count() <= kSmall;
   for (int n = 0; n < out.rank && same; ++n) {
     same = out.sizes[n] == 1 || strides[n] == out.strides[n];
   }
@@ -232,7 +242,7 @@ inline Tensor returned(const StableIValue& value) {
 
 using Function = void (*)(const TVMFFIAny* arguments, int count, TVMFFIAny* result);
 
-// Registers a packed function; what it declines goes to the function of that name before it.
+// Registers a packed function, of a name after "fx2relax.library."; what it declines goes to the function of that name before it.
 int define(const char* name, Function function);
 
 }  // namespace fx2relax
