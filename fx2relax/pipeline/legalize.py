@@ -20,6 +20,11 @@ _WITH_ZERO = {
     "relax.multiply": topi.multiply,
     "relax.divide": topi.divide,
 }
+# Passes of their own take care of these first.
+_DISPATCHED = frozenset(
+    f"relax.{name}"
+    for name in ("sort", "argsort", "topk", "cumsum", "cumprod", "multinomial_from_uniform")
+)
 Rule = Callable[[Any, Any], Any]
 
 
@@ -29,14 +34,25 @@ def legalize(mod: Any) -> Any:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(
-                {
-                    **{name: _summed_in_float32(name) for name in _SUMS},
-                    **{name: _zero_kept(name) for name in _WITH_ZERO},
-                }
-            ),
+            relax.transform.LegalizeOps(_rules()),
         ]
     )(mod)
+
+
+def rule_of(name: str) -> Rule | None:
+    """What makes a kernel of an operator's call, given a block builder; None if nothing does."""
+    own = _rules().get(name)
+    if own is not None or name in _DISPATCHED or not name.startswith("relax."):
+        return own
+    operator = tvm.ir.Op.get(name)
+    return operator.get_attr("FLegalize") if operator.has_attr("FLegalize") else None
+
+
+def _rules() -> dict[str, Rule]:
+    return {
+        **{name: _summed_in_float32(name) for name in _SUMS},
+        **{name: _zero_kept(name) for name in _WITH_ZERO},
+    }
 
 
 def _summed_in_float32(name: str) -> Rule:

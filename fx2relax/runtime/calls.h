@@ -77,44 +77,45 @@ void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   }
 }
 
-// Settings: strides, padding, dilation and output padding per axis, groups, transposed; and, where
-// there is one more and it is not 0, x and the output have their channels last. The weight's are
-// where PyTorch has them.
-struct Convolution {
-  View x;  // (n, c, ...) however it lies
+// A tensor whose second axis is its last in memory, as it is written.
+inline View from_last(const TVMFFIAny& value) {
+  View result = view(value);
+  require(result.rank == 4);
+  result.channels_to_front();
+  return result;
+}
+
+// Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+struct Settings {
   int64_t n;
   const int64_t* values;
-  bool last = false;
 
-  Convolution(const TVMFFIAny& operand, const TVMFFIAny& settings) : x(view(operand)), n(x.rank - 2) {
-    const TVMFFIShapeCell& given = integers(settings);
-    const int64_t count = static_cast<int64_t>(given.size);
-    values = given.data;
-    require(n >= 1 && (count == 4 * n + 2 || count == 4 * n + 3));
-    last = count == 4 * n + 3 && values[4 * n + 2] != 0;
-    if (last) x.channels_to_front();
+  Settings(const TVMFFIAny& given, int rank) : n(rank - 2), values(integers(given).data) {
+    require(n >= 1 && static_cast<int64_t>(integers(given).size) == 4 * n + 2);
   }
 
   bool transposed() const { return values[4 * n + 1] != 0; }
+  int64_t groups() const { return values[4 * n]; }
 
-  Tensor run(AtenTensorHandle input, AtenTensorHandle weight, Tensor& bias) const {
+  Tensor convolve(AtenTensorHandle x, AtenTensorHandle weight, Tensor& bias) const {
     Tensor result;
-    check(aoti_torch_cpu_convolution(
-        input, weight, bias ? bias.out() : nullptr, values, n, values + n, n, values + 2 * n, n,
-        transposed(), values + 3 * n, n, values[4 * n], result.out()));
+    check(aoti_torch_cpu_convolution(x, weight, bias ? bias.out() : nullptr, values, n, values + n,
+                                     n, values + 2 * n, n, transposed(), values + 3 * n, n,
+                                     groups(), result.out()));
     return result;
   }
 };
 
+template <bool last>
 void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   require(count == 4 || count == 5);
-  Convolution call(arguments[0], arguments[count - 2]);
-  View out = view(arguments[count - 1]);
-  require(out.compact() && out.rank == call.x.rank);
-  Tensor weight = as_dtype(view(arguments[1]), out), bias;
+  const auto laid = last ? from_last : view;
+  require(view(arguments[count - 1]).compact());
+  View out = laid(arguments[count - 1]), x = laid(arguments[0]);
+  Settings settings(arguments[count - 2], x.rank);
+  Tensor weight = as_dtype(laid(arguments[1]), out), bias;
   if (count == 5) bias = as_dtype(view(arguments[2]), out);
-  if (call.last) out.channels_to_front();
-  deliver(out, call.run(as_dtype(call.x, out), weight, bias));
+  deliver(out, settings.convolve(as_dtype(x, out), weight, bias));
 }
 
 // Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
@@ -163,9 +164,10 @@ void define_calls() {
   define("matmul_nt", matmul<false, true>);
   define("matmul_tn", matmul<true, false>);
   define("matmul_tt", matmul<true, true>);
-  define("conv1d", convolution);
-  define("conv2d", convolution);
-  define("conv3d", convolution);
+  define("conv1d", convolution<false>);
+  define("conv2d", convolution<false>);
+  define("conv3d", convolution<false>);
+  define("conv2d_nhwc", convolution<true>);
   define("attention", attention);
 }
 

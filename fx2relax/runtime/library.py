@@ -60,38 +60,38 @@ def _matmul(left: bool, right: bool) -> Callable[..., None]:
 
 
 def _convolution(*arguments: Any) -> None:
-    """Settings: strides, padding, dilation and output padding per axis, groups, transposed.
-
-    One more setting, if it is not 0, says that `x` and the output have their channels last, as
-    (batch, ..., channels); the weight is (out, in / groups, ...) all the same.
-    """
+    """Settings: strides, padding, dilation and output padding per axis, groups, transposed."""
     *operands, settings, output = arguments
     x, weight, *rest = [_view(v) for v in operands]
     out = _view(output)
     if x.dtype != out.dtype:
         x, weight = x.to(out.dtype), weight.to(out.dtype)
         rest = [bias.to(out.dtype) for bias in rest]
-    values = [int(v) for v in settings]
-    if _channels_last(x, values):
-        x, out = x.movedim(-1, 1), out.movedim(-1, 1)
-    out.copy_(_convolve(x, weight, rest, values))
+    out.copy_(_convolve(x, weight, rest, settings))
+
+
+def _convolution_nhwc(*arguments: Any) -> None:
+    """The same settings; the first two operands and the output have their second axis last."""
+    *operands, settings, output = arguments
+    x, weight, *rest = [_view(v) for v in operands]
+    out = _view(output).permute(0, 3, 1, 2)
+    out.copy_(_convolve(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), rest, settings))
 
 
 def _new_convolution(*arguments: Any) -> Tensor:
     """As `_convolution`, returning its output: for operands of one dtype."""
-    *operands, settings = arguments
-    x, weight, *rest = [_view(v) for v in operands]
+    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    return _convolve(x, weight, rest, arguments[-1]).contiguous()
+
+
+def _new_convolution_nhwc(*arguments: Any) -> Tensor:
+    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    x, weight = x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
+    return _convolve(x, weight, rest, arguments[-1]).permute(0, 2, 3, 1).contiguous()
+
+
+def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], settings: Any) -> Tensor:
     values = [int(v) for v in settings]
-    last = _channels_last(x, values)
-    result = _convolve(x.movedim(-1, 1) if last else x, weight, rest, values)
-    return (result.movedim(1, -1) if last else result).contiguous()
-
-
-def _channels_last(x: Tensor, values: list[int]) -> bool:
-    return bool(values[4 * x.dim() - 6 :] and values[-1])
-
-
-def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], values: list[int]) -> Tensor:
     n = x.dim() - 2
     return torch.convolution(
         x,
@@ -100,9 +100,9 @@ def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], values: list[int]) 
         values[:n],
         values[n : 2 * n],
         values[2 * n : 3 * n],
-        bool(values[4 * n + 1]),
+        bool(values[-1]),
         values[3 * n : 4 * n],
-        values[4 * n],
+        values[-2],
     )
 
 
@@ -147,7 +147,10 @@ FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
     "rows_nn": _matmul(False, False),
     "rows_nt": _matmul(False, True),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    "conv2d_nhwc": _convolution_nhwc,
+    # They return their output, which PyTorch has allocated, and copy nothing.
     **dict.fromkeys(("new_conv1d", "new_conv2d", "new_conv3d"), _new_convolution),
+    "new_conv2d_nhwc": _new_convolution_nhwc,
     "attention": _attention,
 }
 

@@ -19,22 +19,34 @@ struct Entry {
   TVMFFIObjectHandle fallback;
 };
 
+// What PyTorch said last; only its newer releases tell.
+const char* message() {
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+  return torch_exception_get_what_without_backtrace();
+#else
+  return "PyTorch's kernel has failed";
+#endif
+}
+
+int leave(const Entry& entry, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result,
+          const char* message) {
+  ++declined;
+  if (entry.fallback != nullptr) {
+    return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
+  }
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", message);
+  return -1;
+}
+
 int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
   const Entry& entry = *static_cast<const Entry*>(self);
   try {
     entry.function(arguments, count, result);
     return 0;
+  } catch (const Failed&) {
+    return leave(entry, arguments, count, result, message());
   } catch (...) {
-    ++declined;
-    if (entry.fallback == nullptr) {
-#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
-      TVMFFIErrorSetRaisedFromCStr("RuntimeError", torch_exception_get_what_without_backtrace());
-#else
-      TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a library call on a packed weight has failed");
-#endif
-      return -1;
-    }
-    return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
+    return leave(entry, arguments, count, result, "arguments that a packed weight does not take");
   }
 }
 

@@ -113,15 +113,16 @@ inline void give_convolved(Tensor tensor, const View& x, bool last, TVMFFIAny* r
 }
 
 // As conv*d of calls.h, without the output: x, weight, an optional bias, settings.
-inline void new_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+template <bool last>
+void new_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   require(count == 3 || count == 4);
-  Convolution call(arguments[0], arguments[count - 1]);
-  View weight = view(arguments[1]);
-  require(weight.same_dtype(call.x));
+  const auto laid = last ? from_last : view;
+  View x = laid(arguments[0]), weight = laid(arguments[1]);
+  Settings settings(arguments[count - 1], x.rank);
+  require(weight.same_dtype(x));
   Tensor bias;
-  if (count == 4) bias = as_dtype(view(arguments[2]), call.x);
-  Tensor made = call.run(call.x.tensor(), weight.tensor(), bias);
-  give_convolved(std::move(made), call.x, call.last, result);
+  if (count == 4) bias = as_dtype(view(arguments[2]), x);
+  give_convolved(settings.convolve(x.tensor(), weight.tensor(), bias), x, last, result);
 }
 
 #if AT_MKLDNN_ENABLED()
@@ -134,34 +135,38 @@ inline StableIValue list(const int64_t* values, int64_t count) {
 }
 
 // A weight (o, i / groups, ...), the settings of its convolution, and the sizes of x, (n, c, ...).
-inline void pack_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+// With the channels last, the weight is (o, ..., i / groups).
+template <bool last>
+void pack_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   require(count == 3);
-  const View given = view(arguments[0]);
-  const TVMFFIShapeCell &settings = integers(arguments[1]), &sizes = integers(arguments[2]);
-  const int64_t n = given.rank - 2, *values = settings.data;
-  require(n >= 1 && static_cast<int64_t>(settings.size) >= 4 * n + 2 && values[4 * n + 1] == 0);
+  const View given = last ? from_last(arguments[0]) : view(arguments[0]);
+  const Settings settings(arguments[1], given.rank);
+  const TVMFFIShapeCell& sizes = integers(arguments[2]);
+  const int64_t n = settings.n, *values = settings.values;
+  require(!settings.transposed());
   StableIValue stack[] = {owned(given.tensor()),
                           list(values + n, n),
                           list(values, n),
                           list(values + 2 * n, n),
-                          boxed(values[4 * n]),
+                          boxed(settings.groups()),
                           optional(list(sizes.data, sizes.size))};
   check(aoti_torch_call_dispatcher("mkldnn::_reorder_convolution_weight", "", stack));
   give_weight(returned(stack[0]), result);
 }
 
 // x, packed weight, an optional bias, settings; returns the output.
-inline void packed_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+template <bool last>
+void packed_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   require(count == 3 || count == 4);
-  Convolution call(arguments[0], arguments[count - 1]);
-  require(!call.transposed());
-  Tensor bias, made, x = call.x.tensor();
+  const View given = last ? from_last(arguments[0]) : view(arguments[0]);
+  const Settings settings(arguments[count - 1], given.rank);
+  const int64_t n = settings.n, *values = settings.values;
+  Tensor bias, made, x = given.tensor();
   if (count == 4) bias = view(arguments[2]).tensor();
-  const int64_t n = call.n, *values = call.values;
   check(aoti_torch_cpu_mkldnn__convolution_pointwise(
       x, weight(arguments[1]), count == 4 ? bias.out() : nullptr, values + n, n, values, n,
-      values + 2 * n, n, values[4 * n], "none", nullptr, 0, nullptr, made.out()));
-  give_convolved(std::move(made), call.x, call.last, result);
+      values + 2 * n, n, settings.groups(), "none", nullptr, 0, nullptr, made.out()));
+  give_convolved(std::move(made), given, last, result);
 }
 
 // A weight (n, k), or (k, n) where the first setting is 0; the second is how many rows x has.
@@ -196,11 +201,14 @@ inline void packed_linear(const TVMFFIAny* arguments, int count, TVMFFIAny* resu
 
 inline void define_packed() {
   for (const char* name : {"new_conv1d", "new_conv2d", "new_conv3d"}) {
-    define(name, packed::new_convolution);
+    define(name, packed::new_convolution<false>);
   }
+  define("new_conv2d_nhwc", packed::new_convolution<true>);
 #if AT_MKLDNN_ENABLED()
-  define("pack_conv", packed::pack_convolution);
-  define("packed_conv", packed::packed_convolution);
+  define("pack_conv", packed::pack_convolution<false>);
+  define("pack_conv_nhwc", packed::pack_convolution<true>);
+  define("packed_conv", packed::packed_convolution<false>);
+  define("packed_conv_nhwc", packed::packed_convolution<true>);
   define("pack_linear", packed::pack_linear);
   define("packed_linear", packed::packed_linear);
 #endif

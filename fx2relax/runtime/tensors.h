@@ -15,12 +15,15 @@ namespace fx2relax {
 // Thrown where PyTorch raised, or where a call is none for this helper: the Python function of the
 // same name is then called instead. It raises PyTorch's own error, or does the work.
 struct Declined {};
+struct Failed : Declined {};  // PyTorch raised, and keeps what it said
 
 inline void require(bool holds) {
   if (!holds) throw Declined();
 }
 
-inline void check(AOTITorchError code) { require(code == AOTI_TORCH_SUCCESS); }
+inline void check(AOTITorchError code) {
+  if (code != AOTI_TORCH_SUCCESS) throw Failed();
+}
 
 // An owned tensor.
 class Tensor {
