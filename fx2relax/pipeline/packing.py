@@ -87,8 +87,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         self.packed: dict[Any, tuple[Any, str, list[list[int]]]] = {}
         self.useful = any(_library_name(b.value) for b in bindings(func))
         count = func.attrs.get("num_input") if func.attrs is not None else None
-        lifted = count is not None and _packing_allowed()
-        self._weights = set(func.params[int(count) :]) if lifted else set()
+        allowed = count is not None and _packing_allowed()
+        self._weights = set(func.params[int(count or 0) :]) if allowed else set()
 
     def visit_call_(self, call: Any) -> Any:
         """A call of the helper's where there is a better one."""
@@ -149,7 +149,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         return 0 < places <= _MOST_PLACES and weight >= _LEAST_KERNEL
 
     def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
-        """The variable of a packed weight, if it may be packed so: a weight is packed in one way."""
+        """The variable of a packed weight, if it may be packed so: a weight is packed one way."""
         if weight not in self._weights or dtype_of(weight) != "float32":
             return None
         made = self.packed.get(weight)
