@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,9 @@ from .elementwise import (
 from .linear_algebra import accumulated
 
 aten = torch.ops.aten
+_linear = functools.partial(
+    converts, promote=Promotion.DEFAULT, promote_args=("self", "other"), complex_numbers=True
+)
 Body = Callable[[Any, Any, Any, Any], Any]
 
 
@@ -86,39 +90,21 @@ def _scaled(a: Complex, by: Any) -> Complex:
     return a if by == 1 else a.map(lambda part: op.multiply(part, const(by, part)))
 
 
-@converts(
-    aten.add.Tensor,
-    aten.add.Scalar,
-    promote=Promotion.DEFAULT,
-    promote_args=("self", "other"),
-    complex_numbers=True,
-)
+@_linear(aten.add.Tensor, aten.add.Scalar)
 def add(self: Complex, other: Complex, alpha: Any = 1) -> Complex:
     """``self + alpha * other``."""
     other = _scaled(other, alpha)
     return _each(op.add, self, other)
 
 
-@converts(
-    aten.sub.Tensor,
-    aten.sub.Scalar,
-    promote=Promotion.DEFAULT,
-    promote_args=("self", "other"),
-    complex_numbers=True,
-)
+@_linear(aten.sub.Tensor, aten.sub.Scalar)
 def sub(self: Complex, other: Complex, alpha: Any = 1) -> Complex:
     """``self - alpha * other``."""
     other = _scaled(other, alpha)
     return _each(op.subtract, self, other)
 
 
-@converts(
-    aten.rsub.Tensor,
-    aten.rsub.Scalar,
-    promote=Promotion.DEFAULT,
-    promote_args=("self", "other"),
-    complex_numbers=True,
-)
+@_linear(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(self: Complex, other: Complex, alpha: Any = 1) -> Complex:
     """``other - alpha * self``."""
     return sub(other, self, alpha)
@@ -153,12 +139,8 @@ def _quotient(which: int) -> Body:
                 lambda ratio: (x + y * ratio) * (one / (larger + smaller * ratio)),
             )
 
-        def by_imag(x: Any, y: Any) -> Any:
-            one = number(1.0, d)
-            return let(c / d, lambda ratio: (x * ratio + y) * (one / (c * ratio + d)))
-
         wide = by(c, d, a, b) if which == 0 else by(c, d, b, -a)
-        tall = by_imag(a, b) if which == 0 else by_imag(b, -a)
+        tall = by(d, c, b, a) if which == 0 else by(d, c, -a, b)
         zero = number(0.0, c)
         nothing = tirx.And(tirx.EQ(c, zero), tirx.EQ(d, zero))
         infinite = a / tirx.abs(c) if which == 0 else b / tirx.abs(d)
@@ -170,6 +152,7 @@ def _quotient(which: int) -> Body:
 @converts(aten.div.Tensor, aten.div.Scalar, promote=Promotion.DEFAULT, complex_numbers=True)
 def div(self: Complex, other: Complex) -> Complex:
     """The quotient by Smith's algorithm, as in eager."""
+    # A tensor even of what is a number: TVM raises where it folds a division by the constant 0.
     divisor = Complex(*(op.full_like(other.real, p) if _is_0d(p) else p for p in other.parts))
     return _of_two("complex_divide", _quotient(0), _quotient(1), self, divisor)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax import dtypes
 from fx2relax.complexes import Complex, as_complex, part_dtype
-from fx2relax.registry import lookup
 
 from .common import (
     Expr,
@@ -21,7 +21,7 @@ from .common import (
     shape,
     shape_expr,
 )
-from .complex_parts import on_parts
+from .complex_parts import on_parts, part_keywords, real_converter
 from .indices import broadcast_sizes
 
 aten = torch.ops.aten
@@ -75,9 +75,7 @@ def convert_element_type(a: Any, dtype: Any) -> Any:
     """To or from a complex dtype; a complex number loses its imaginary part."""
     if dtype.is_complex:
         return _whole(a, part_dtype(dtype))
-    real = lookup(prims.convert_element_type.default)
-    assert real is not None
-    return real.function(a.real, dtype)
+    return cast(a.real, dtypes.to_tvm(dtype))
 
 
 def _whole(value: Any, kind: str) -> Complex:
@@ -101,14 +99,12 @@ def _joining(target: Any) -> Callable[..., Complex]:
     """Joins tensors of which some may be real."""
 
     def convert(tensors: Sequence[Any], dim: int = 0) -> Complex:
-        converter = lookup(target)
-        assert converter is not None
         kinds = {t.dtype if isinstance(t, Complex) else dtype(t) for t in tensors}
         kind = "float64" if "float64" in kinds else "float32"
         if kinds & {"float16", "bfloat16"}:
             raise Unsupported("half precision and complex tensors together")
         joined: Complex = on_parts(
-            converter.function, [[_whole(t, kind) for t in tensors], dim], {}
+            real_converter(target), [[_whole(t, kind) for t in tensors], dim], {}
         )
         return joined
 
@@ -119,34 +115,26 @@ for _target in (aten.cat.default, aten.stack.default):
     converts(_target, complex_numbers=True)(_joining(_target))
 
 
-def _filled(target: Any, place: str) -> Callable[..., Complex]:
+def _filled(target: Any, place: str) -> Callable[..., Any]:
     """Runs a real converter with the parts of the number, or 0-d tensor, that it fills in."""
+    at = [a.name for a in target._schema.arguments].index(place)
 
-    def convert(*args: Any, **kwargs: Any) -> Complex:
-        converter = lookup(target)
-        assert converter is not None
-        given = target._schema.arguments
-        names = [a.name for a in given]
-        values = {**dict(zip(names, args, strict=False)), **kwargs}
-        number = values.get(place, 0 if place == "value" else 1)
-        if isinstance(number, Expr):
-            number = as_complex(number, dtype(number))
-        kind = values.get("dtype")
-        if kind is not None:
-            values["dtype"] = kind.to_real()
-        return Complex(*(_one(converter.function, given, values, place, number, n) for n in (0, 1)))
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if at < len(given):
+            given[at] = _number(given[at])
+        elif place in kwargs:
+            kwargs[place] = _number(kwargs[place])
+        return on_parts(real_converter(target), given, part_keywords(kwargs))
 
     return convert
 
 
-def _one(
-    function: Any, given: Sequence[Any], values: dict[str, Any], place: str, number: Any, which: int
-) -> Any:
-    parts = number.parts if isinstance(number, Complex) else (number.real, number.imag)
-    filled = {**values, place: parts[which]}
-    picked = {k: v.parts[which] if isinstance(v, Complex) else v for k, v in filled.items()}
-    positional = [picked.pop(a.name) for a in given if not a.kwarg_only and a.name in picked]
-    return function(*positional, **picked)
+def _number(value: Any) -> Complex:
+    if isinstance(value, Expr):
+        whole: Complex = as_complex(value, dtype(value))
+        return whole
+    return value if isinstance(value, Complex) else Complex(value.real, value.imag)
 
 
 for _target, _place in (
@@ -168,13 +156,12 @@ for _target, _place in (
 @converts(aten.eye.default, aten.eye.m, complex_numbers=True)
 def eye(*sizes: Any, dtype: Any, **options: Any) -> Complex:
     """Ones on the diagonal."""
-    real = lookup(aten.eye.default if len(sizes) == 1 else aten.eye.m)
-    assert real is not None
-    return _whole(real.function(*sizes, dtype=dtype.to_real(), **options), part_dtype(dtype))
+    real = real_converter(aten.eye.default if len(sizes) == 1 else aten.eye.m)
+    return _whole(real(*sizes, dtype=dtype.to_real(), **options), part_dtype(dtype))
 
 
-def _ones(target: Any, full: Any) -> Callable[..., Complex]:
-    def convert(*args: Any, **kwargs: Any) -> Complex:
+def _ones(full: Any) -> Callable[..., Any]:
+    def convert(*args: Any, **kwargs: Any) -> Any:
         return _filled(full, "fill_value")(*args, 1.0, **kwargs)
 
     return convert
@@ -185,4 +172,4 @@ for _target, _full in (
     (aten.ones_like.default, aten.full_like.default),
     (aten.new_ones.default, aten.new_full.default),
 ):
-    converts(_target, complex_numbers=True)(_ones(_target, _full))
+    converts(_target, complex_numbers=True)(_ones(_full))

@@ -14,8 +14,21 @@ from .common import Unsupported, converts
 
 aten = torch.ops.aten
 
+# What makes a tensor of numbers that are not given.
+_MADE = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.zeros.default,
+)
 # What moves elements or adds them up.
 _ALIKE = (
+    *_MADE,
     aten.view.default,
     aten.view_copy.default,
     aten._unsafe_view.default,
@@ -85,16 +98,7 @@ _ALIKE = (
     aten.reflection_pad3d.default,
     aten.replication_pad1d.default,
     aten.replication_pad3d.default,
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.empty_permuted.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
     aten.zero.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-    aten.zeros.default,
     aten.sum.default,
     aten.sum.dim_IntList,
     aten.mean.default,
@@ -110,26 +114,24 @@ _ALIKE = (
     aten.index_put.default,
     aten._unsafe_index_put.default,
 )
-# These take no values but make them.
-_EMPTY = {
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.empty_permuted.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-    aten.zeros.default,
-}
 
 
 def _picked(value: Any, which: int) -> Any:
     if isinstance(value, Complex):
         return value.parts[which]
+    if isinstance(value, complex):
+        return value.imag if which else value.real
     if isinstance(value, (list, tuple)):
         return [_picked(v, which) for v in value]
     return value
+
+
+def real_converter(target: Any) -> Callable[..., Any]:
+    """What converts an operator for real tensors."""
+    converter = lookup(target)
+    if converter is None:
+        raise Unsupported("no converter for real tensors")
+    return converter.function
 
 
 def on_parts(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -143,7 +145,7 @@ def on_parts(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     return Complex(real, imag)
 
 
-def _part_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
+def part_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     """A complex dtype among the keywords as that of the parts."""
     given = kwargs.get("dtype")
     return kwargs if given is None else {**kwargs, "dtype": given.to_real()}
@@ -168,12 +170,10 @@ def _refuse_real(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> No
 
 def _alike(target: Any) -> Callable[..., Any]:
     def convert(*args: Any, **kwargs: Any) -> Any:
-        converter = lookup(target)
-        if converter is None:
-            raise Unsupported("no converter for real tensors")
-        if target not in _EMPTY:
+        real = real_converter(target)
+        if target not in _MADE:
             _refuse_real(target, args, kwargs)
-        return on_parts(converter.function, args, _part_keywords(kwargs))
+        return on_parts(real, args, part_keywords(kwargs))
 
     return convert
 

@@ -17,14 +17,14 @@ from .common import (
     ndim,
     op,
     product,
-    relax,
     reshape,
     shape,
     te,
     te_call,
     tirx,
+    topi,
 )
-from .reductions import axes, full, reduced_shape, wide
+from .reductions import axes, full, reduced_shape
 
 aten = torch.ops.aten
 
@@ -74,35 +74,38 @@ def te_reducer(kind: str, largest: bool = True) -> Any:
     )
 
 
+def _read(x: Any, index: Sequence[Any]) -> Any:
+    """An element, half precision as float32."""
+    value = x(*index)
+    return tirx.Cast("float32", value) if str(x.dtype) in ("float16", "bfloat16") else value
+
+
 def _te_extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
-    reducer = te_reducer(str(x.dtype), largest)
-    return _reduce(x, dims, keepdim, lambda index, loops: reducer(x(*index), axis=loops))
+    kind = "float32" if str(x.dtype) in ("float16", "bfloat16") else str(x.dtype)
+    reducer = te_reducer(kind, largest)
+    return _reduce(x, dims, keepdim, lambda index, loops: reducer(_read(x, index), axis=loops))
 
 
-def _te_extreme_with_index(x: Any, axis: int, keepdim: bool, largest: bool) -> Any:
-    """Value and index; the first of equals, the first NaN."""
-    kind = str(x.dtype)
+def _te_index(x: Any, best: Any, axis: int, keepdim: bool) -> Any:
+    """Where the first element is that equals `best`, or the first NaN."""
+    length = x.shape[axis]
+    short = isinstance(length, tirx.IntImm) and int(length) < 2**31 - 1
+    kind = "int32" if short else "int64"
 
-    def combine(a: Any, b: Any) -> Any:
-        (a_value, a_index), (b_value, b_index) = a, b
-        same = a_value.equal(b_value)
-        beats = _beats(a_value, b_value, largest, kind)
-        if "float" in kind:
-            both = tirx.all(tirx.isnan(a_value), tirx.isnan(b_value))
-            same, beats = tirx.any(same, both), tirx.all(beats, tirx.Not(both))
-        first = tirx.any(beats, tirx.all(same, a_index < b_index))
-        return tirx.Select(first, a_value, b_value), tirx.Select(first, a_index, b_index)
+    def place(index: list[Any], loops: list[Any]) -> Any:
+        value = _read(x, index)
+        kept = [0 if d == axis else i for d, i in enumerate(index)]
+        if not keepdim:
+            del kept[axis]
+        other = _read(best, kept)
+        found = value.equal(other)
+        if "float" in str(value.ty.dtype):
+            found = tirx.any(found, tirx.isnan(value))
+        here = tirx.Cast(kind, index[axis])
+        return te.min(tirx.Select(found, here, tirx.max_value(kind)), axis=loops)
 
-    def identity(*_: Any) -> Any:
-        return _infinity(kind, -1 if largest else 1), tirx.max_value("int64")
-
-    reducer = te.comm_reducer(combine, identity, name="argextreme")
-    return _reduce(
-        x,
-        [axis],
-        keepdim,
-        lambda index, loops: reducer((x(*index), tirx.Cast("int64", index[axis])), axis=loops),
-    )
+    place_of = _reduce(x, [axis], keepdim, place)
+    return topi.cast(place_of, "int64") if short else place_of
 
 
 def _refuse_nothing(x: Any, dims: Sequence[int]) -> None:
@@ -122,7 +125,7 @@ def extreme(x: Any, dims: Sequence[int], keepdim: bool, largest: bool) -> Any:
         return cast(extreme(emit(cast(x, "uint8")), dims, keepdim, largest), "bool")
     if not is_float(x):
         return (op.max if largest else op.min)(x, list(dims), keepdims=keepdim)
-    return cast(te_call(_te_extreme, wide(x), list(dims), keepdim, largest), kind)
+    return cast(te_call(_te_extreme, x, list(dims), keepdim, largest), kind)
 
 
 def extreme_with_index(x: Any, dim: int, keepdim: bool, largest: bool) -> tuple[Any, Any]:
@@ -135,9 +138,9 @@ def extreme_with_index(x: Any, dim: int, keepdim: bool, largest: bool) -> tuple[
     sizes = reduced_shape(x, dims, keepdim)
     if any(s == 0 for s in sizes):
         return full(sizes, 0, kind), full(sizes, 0, "int64")
-    source = cast(x, "uint8") if kind == "bool" else wide(x)
-    both = emit(te_call(_te_extreme_with_index, source, dims[0], keepdim, largest))
-    return cast(relax.TupleGetItem(both, 0), kind), relax.TupleGetItem(both, 1)
+    source = emit(cast(x, "uint8")) if kind == "bool" else emit(x)
+    best = emit(extreme(source, dims, keepdim, largest))
+    return cast(best, kind), te_call(_te_index, source, best, dims[0], keepdim)
 
 
 def _register(name: str, largest: bool) -> None:

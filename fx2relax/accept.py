@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from fx2relax import dtypes
 from fx2relax.casting import resized
 from fx2relax.compat import (
     Expr,
@@ -20,7 +19,7 @@ from fx2relax.compat import (
     relax,
     shape_values,
 )
-from fx2relax.complexes import Complex, is_complex, part_dtype
+from fx2relax.complexes import Complex, held_dtype, is_complex
 from fx2relax.errors import ImportFailure, source_line, target_name
 from fx2relax.shapes import SymbolTable
 
@@ -58,17 +57,17 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
     if not isinstance(val, torch.Tensor) or result is None:
         return result
     expected = symbols.shape(val.shape)
+    dtype = held_dtype(val.dtype)
     if is_complex(val):
         if not isinstance(result, Complex):
             raise _no_tensor(node, result, "complex")
-        dtype = part_dtype(val.dtype)
         if result.has_parts:
             return result.map(lambda part: _accept_tensor(importer, node, part, expected, dtype))
         pairs = _accept_tensor(importer, node, result.pairs, [*expected, 2], dtype, name)
         return Complex(pairs=pairs)
     if not isinstance(result, Expr) or is_prim_expr(result):
         raise _no_tensor(node, result, "Relax")
-    return _accept_tensor(importer, node, result, expected, dtypes.to_tvm(val.dtype), name)
+    return _accept_tensor(importer, node, result, expected, dtype, name)
 
 
 def _accept_tensor(

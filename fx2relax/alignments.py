@@ -119,17 +119,8 @@ def _keep_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    log_probs, targets, input_lengths, target_lengths, loss, table = ctx.saved_tensors
     slope = torch.ops.fx2relax.ctc_loss_backward(
-        grad.contiguous(),
-        log_probs,
-        targets,
-        input_lengths,
-        target_lengths,
-        loss,
-        table,
-        ctx.blank,
-        ctx.zero_infinity,
+        grad.contiguous(), *ctx.saved_tensors, ctx.blank, ctx.zero_infinity
     )
     return slope, None, None, None, None, None
 

@@ -186,12 +186,11 @@ class _Compiler:
                 if isinstance(error, Fx2RelaxError):
                     raise
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
-            return _boxed(writing(self._eager(graph, error, time.perf_counter() - start), writes))
+            eager = self._eager(graph, error, time.perf_counter() - start)
+            return _boxed(writing(_of_tuple(eager), writes))
         return _boxed(writing(_guarded(program, graph), writes))
 
-    def _build(
-        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
-    ) -> Callable[..., Any]:
+    def _build(self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float) -> Program:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
@@ -209,9 +208,10 @@ class _Compiler:
             library=self.options.library,
             lift_weights=imported.num_input < len(imported.params),
         )
-        executable = pipeline.assemble(lowered)
+        leading = imported.num_input + bool(imported.solved)
+        executable, calling = pipeline.assemble_given(lowered, imported.name, leading)
         _count(imported, pipeline.census(lowered), time.perf_counter() - start)
-        return Program(imported, executable, device)
+        return Program(imported, executable, device, calling)
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
@@ -285,16 +285,17 @@ def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
     )
 
 
-def _guarded(program: Callable[..., Any], graph: torch.fx.GraphModule) -> Callable[..., Any]:
+def _guarded(program: Program, graph: torch.fx.GraphModule) -> Callable[[tuple[Any, ...]], Any]:
     """The program, and PyTorch for a call whose arguments the graph was not compiled for.
 
     Dynamo's guards let through what the ATen graph does not say: AOTAutograd may hand over the
     whole storage of inputs that overlap, larger than what it traced.
     """
+    direct = program.call
 
-    def call(*arguments: Any) -> Any:
+    def call(arguments: tuple[Any, ...]) -> Any:
         try:
-            return program(*arguments)
+            return direct(arguments)
         except ArgumentError as error:
             log.warning("a call runs in PyTorch: %s", error)
             return torch.fx.Interpreter(graph).run(*arguments)
@@ -302,14 +303,19 @@ def _guarded(program: Callable[..., Any], graph: torch.fx.GraphModule) -> Callab
     return call
 
 
-def _boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+def _of_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    return lambda arguments: function(*arguments)
+
+
+def _boxed(function: Callable[[tuple[Any, ...]], Any]) -> Callable[[list[Any]], Any]:
     """AOTAutograd's calling convention: one list, emptied so that its tensors can be freed."""
+    counters = report.counters
 
     def call(arguments: list[Any]) -> Any:
-        report.counters.calls += 1
+        counters.calls += 1
         values = tuple(arguments)
         arguments.clear()
-        return function(*values)
+        return function(values)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

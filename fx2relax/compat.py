@@ -117,6 +117,11 @@ def const_number(expr: Any) -> bool | int | float | None:
     return number
 
 
+# The virtual machine keeps what its last function returned; this one returns nothing, and so frees
+# the outputs of the one before as soon as their caller drops them.
+RELEASE = "fx2relax_release"
+
+
 def register_global_func(name: str, function: Any) -> None:
     """Make a Python function callable from Relax and TIR by name; replaces an older one."""
     tvm.register_global_func(name, function, override=True)
@@ -130,4 +135,4 @@ def remove_global_func(name: str) -> None:
 
 def from_torch(tensor: Any) -> Any:
     """A PyTorch tensor as a TVM tensor that shares its memory."""
-    return tvm.runtime.from_dlpack(tensor.detach())
+    return tvm_ffi.from_dlpack(tensor.detach())  # TVM's own asks for 64-byte addresses

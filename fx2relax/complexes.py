@@ -7,7 +7,7 @@ PyTorch's memory (`torch.view_as_real`). Either form is made of the other where 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fx2relax.casting import cast
 from fx2relax.compat import (
     BlockBuilder,
     Expr,
+    TensorType,
     const_int,
     dtype_of,
     from_torch,
@@ -27,7 +28,15 @@ from fx2relax.compat import (
     tirx,
 )
 
-__all__ = ["Complex", "as_complex", "constant", "is_complex", "part_dtype"]
+__all__ = [
+    "Complex",
+    "as_complex",
+    "constant",
+    "held_dtype",
+    "held_type",
+    "is_complex",
+    "part_dtype",
+]
 
 _PARTS = {
     torch.complex32: torch.float16,
@@ -44,6 +53,19 @@ def is_complex(val: Any) -> bool:
 def part_dtype(dtype: torch.dtype) -> str:
     """``torch.complex64`` -> ``"float32"``."""
     return dtypes.to_tvm(_PARTS[dtype])
+
+
+def held_dtype(dtype: torch.dtype) -> str:
+    """The dtype of the Relax tensor, or tensors, that hold a tensor of this one."""
+    return part_dtype(dtype) if dtype in _PARTS else dtypes.to_tvm(dtype)
+
+
+def held_type(val: torch.Tensor, sizes: Sequence[Any] | None) -> Any:
+    """The Relax type of a fake tensor of these sizes, or of its pairs; sizes may be unknown."""
+    dtype, pairs = held_dtype(val.dtype), is_complex(val)
+    if sizes is None:
+        return TensorType(dtype=dtype, ndim=val.dim() + pairs)
+    return TensorType([*sizes, 2] if pairs else list(sizes), dtype)
 
 
 def constant(value: torch.Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import dtypes, kept, routes
+from fx2relax import kept, routes
 from fx2relax.accept import accept
 from fx2relax.casting import cast
 from fx2relax.compat import (
@@ -24,7 +24,7 @@ from fx2relax.compat import (
     op,
     relax,
 )
-from fx2relax.complexes import Complex, constant, is_complex, part_dtype
+from fx2relax.complexes import Complex, constant, held_type, is_complex
 from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -196,9 +196,7 @@ class Importer:
             shape = [shape[axis] for axis in spec.permutation]
         if spec.storage is not None:
             shape = [spec.storage]
-        if is_complex(spec.val):
-            return Var(name, TensorType([*shape, 2], part_dtype(spec.val.dtype)))
-        return Var(name, TensorType(shape, dtypes.to_tvm(spec.val.dtype)))
+        return Var(name, held_type(spec.val, shape))
 
     def _unbound_symbols(self, params: Sequence[InputSpec]) -> list[Any]:
         """Symbols that appear in a size, and nowhere as a size of their own."""

@@ -50,6 +50,12 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def is_compact(val: torch.Tensor) -> bool:
+    """Whether a fake tensor's elements lie side by side, in whatever order of its axes."""
+    shape, strides = concrete(val.shape), concrete(val.stride())
+    return is_dense(shape, strides) or dense_permutation(shape, strides) is not None
+
+
 def dense_strides(
     shape: Sequence[int], permutation: Sequence[int] | None = None
 ) -> tuple[int, ...]:

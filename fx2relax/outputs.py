@@ -18,6 +18,7 @@ from fx2relax.layouts import (
     concrete,
     dense_permutation,
     dense_strides,
+    is_compact,
     is_dense,
     overlaps,
     storage_of,
@@ -244,10 +245,9 @@ def _fills_storage(node: torch.fx.Node) -> bool:
     PyTorch has kept the other one.
     """
     val = node.meta["val"]
-    shape, strides = concrete(val.shape), concrete(val.stride())
     held = concrete([val.untyped_storage().nbytes()])[0]
-    whole = concrete([val.storage_offset()]) == [0] and held == math.prod(shape) * val.itemsize
-    return whole and (is_dense(shape, strides) or dense_permutation(shape, strides) is not None)
+    filled = held == math.prod(concrete(val.shape)) * val.itemsize
+    return filled and concrete([val.storage_offset()]) == [0] and is_compact(val)
 
 
 def _copy(var: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax.layouts import concrete, dense_permutation, is_dense, overlaps
+from fx2relax.layouts import concrete, is_compact, overlaps
 
 Node = torch.fx.Node
 
@@ -74,7 +74,7 @@ def _named_beside(node: Node) -> int | None:
 
 def _names_own(node: Node, val: torch.Tensor, storage: int | None) -> bool:
     """Whether an input holds its storage from the start as far as a view of it reaches."""
-    if concrete([val.storage_offset()]) != [0] or not _is_compact(val):
+    if concrete([val.storage_offset()]) != [0] or not is_compact(val):
         return False
     if _storage(node) != storage:  # a copy, which tells nothing of where its elements were
         nbytes = val.untyped_storage().nbytes()
@@ -83,11 +83,6 @@ def _names_own(node: Node, val: torch.Tensor, storage: int | None) -> bool:
     steps = zip(concrete(view.shape), concrete(view.stride()), strict=True)
     reach = concrete([view.storage_offset()])[0] + sum((n - 1) * step for n, step in steps)
     return bool(reach < concrete([val.numel()])[0])
-
-
-def _is_compact(val: torch.Tensor) -> bool:
-    shape, strides = concrete(val.shape), concrete(val.stride())
-    return is_dense(shape, strides) or dense_permutation(shape, strides) is not None
 
 
 def _written(node: Node) -> Iterator[Node]:

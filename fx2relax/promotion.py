@@ -58,8 +58,7 @@ def promoted(
         elif name in kwargs:
             kwargs[name] = prepared(kwargs[name])
     if compute.is_complex:
-        name = complexes.part_dtype(result) if result.is_complex else dtypes.to_tvm(result)
-        return args, kwargs, name
+        return args, kwargs, complexes.held_dtype(result)
     places = [keyed[name] for name in chosen if name in keyed]
     for place, value in zip(places, agreed([args[p] for p in places]), strict=True):
         args[place] = value

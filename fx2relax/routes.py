@@ -41,7 +41,10 @@ def plain_node(node: Node) -> bool:
 
 def complex_node(node: Node) -> bool:
     """Whether Relax tensors can hold what a node takes and gives, and some of it is complex."""
-    tensors = _tensors(node)
+    return _some_complex(_tensors(node))
+
+
+def _some_complex(tensors: list[torch.Tensor]) -> bool:
     return all(is_held(v) for v in tensors) and any(is_complex(v) for v in tensors)
 
 
@@ -53,9 +56,10 @@ def _tensors(node: Node) -> list[torch.Tensor]:
 
 def converter_of(node: Node) -> Converter | None:
     """The converter of a node's target for what it takes; None for tensors Relax cannot hold."""
-    if complex_node(node):
-        return lookup_complex(node.target)
-    return lookup(node.target) if plain_node(node) else None
+    tensors = _tensors(node)
+    if all(is_plain(v) for v in tensors):
+        return lookup(node.target)
+    return lookup_complex(node.target) if _some_complex(tensors) else None
 
 
 def flat_arguments(node: Node) -> list[Any]:

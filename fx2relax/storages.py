@@ -20,7 +20,7 @@ from fx2relax.layouts import (
     concrete,
     dense_permutation,
     inverse,
-    is_dense,
+    is_compact,
     overlaps,
     same_storage,
 )
@@ -175,10 +175,8 @@ def _counted(val: torch.Tensor) -> bool:
 
 def _fills(val: torch.Tensor) -> bool:
     """Whether a tensor is dense, and begins where its memory does."""
-    sizes, strides = concrete(val.shape), concrete(val.stride())
-    dense = is_dense(sizes, strides) or 0 in sizes
-    dense = dense or dense_permutation(sizes, strides) is not None
-    return concrete([val.storage_offset()]) == [0] and dense
+    at_start = concrete([val.storage_offset()]) == [0]
+    return at_start and (is_compact(val) or 0 in concrete(val.shape))
 
 
 def _own(node: Node) -> bool:

@@ -10,18 +10,16 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import dtypes
 from fx2relax.compat import (
     AnyType,
     Expr,
     ShapeType,
-    TensorType,
     TupleType,
     is_prim_expr,
     op,
     relax,
 )
-from fx2relax.complexes import Complex, is_complex, part_dtype
+from fx2relax.complexes import Complex, held_type, is_complex
 from fx2relax.errors import source_line, target_name
 from fx2relax.layouts import concrete, inverse
 from fx2relax.routes import flat_arguments, is_held, is_leaf
@@ -220,20 +218,13 @@ class TorchCalls:
         if isinstance(val, (tuple, list)):
             return TupleType([self._type(v) for v in val])
         if isinstance(val, torch.Tensor) and is_held(val):
-            if self._bound(val):
-                return self._tensor_type(val)
-            pairs = is_complex(val)
-            dtype = part_dtype(val.dtype) if pairs else dtypes.to_tvm(val.dtype)
-            return TensorType(dtype=dtype, ndim=val.dim() + pairs)
+            return held_type(val, self._sizes(val) if self._bound(val) else None)
         if isinstance(val, torch.SymInt):
             return ShapeType(ndim=1)
         return AnyType()
 
-    def _tensor_type(self, val: torch.Tensor) -> Any:
-        sizes = self.importer.symbols.shape(val.shape)
-        if is_complex(val):
-            return TensorType([*sizes, 2], part_dtype(val.dtype))
-        return TensorType(sizes, dtypes.to_tvm(val.dtype))
+    def _sizes(self, val: torch.Tensor) -> list[Any]:
+        return list(self.importer.symbols.shape(val.shape))
 
     def _bound(self, val: torch.Tensor) -> bool:
         return all(
@@ -253,6 +244,7 @@ class TorchCalls:
             return size
         if isinstance(val, torch.Tensor) and is_held(val):
             if not self._bound(val):
-                result = self.importer.builder.match_cast(result, self._tensor_type(val), name)
+                wanted = held_type(val, self._sizes(val))
+                result = self.importer.builder.match_cast(result, wanted, name)
             return Complex(pairs=result) if is_complex(val) else result
         return result

@@ -55,13 +55,15 @@ def take_writes(graph: torch.fx.GraphModule) -> list[int]:
     return positions
 
 
-def writing(function: Callable[..., Any], positions: list[int]) -> Callable[..., Any]:
-    """A graph's function that does the writes that `take_writes` took out."""
+def writing(
+    function: Callable[[tuple[Any, ...]], Any], positions: list[int]
+) -> Callable[[tuple[Any, ...]], Any]:
+    """A graph's function, of a tuple, that does the writes that `take_writes` took out."""
     if not positions:
         return function
 
-    def call(*arguments: Any) -> list[Any]:
-        results = list(function(*arguments))
+    def call(arguments: tuple[Any, ...]) -> list[Any]:
+        results = list(function(arguments))
         values = results[len(results) - len(positions) :]
         with torch.no_grad():
             for position, value in zip(positions, values, strict=True):

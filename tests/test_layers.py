@@ -16,6 +16,7 @@ LAYERS = [
     [
         {
             "accept",
+            "calling",
             "control_flow",
             "imported",
             "outputs",

@@ -11,20 +11,26 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from ..compat import const_int
+from ..calling import Calling
+from ..compat import RELEASE, const_int
 from ..runtime import native
 from .batch_norm import fold_scales
 from .codegen import NAME
 from .cpu import schedule_kernels
 from .fuse import fuse
+from .given import give_results
 from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .packing import pack
+from .products import use_contractions
 from .relaid import use_channels_last
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
+
+_LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
 
 
 def lower(
@@ -55,9 +61,12 @@ def lower(
             mod = fold_scales(mod)
         if library == "torch":
             mod = use_library(use_lapack(mod))
+        else:
+            mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
-        return schedule_kernels(fuse(legalize(mod)), target)
+        mod = schedule_kernels(fuse(legalize(mod)), target)
+        return pack(mod) if library == "torch" else mod
 
 
 def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
@@ -72,14 +81,51 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
 
 def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
-    target = as_target(target)
+    return _compile(_with_memory(lowered), as_target(target))
+
+
+def assemble_given(
+    lowered: Any, name: str, leading: int, *, target: Any = None
+) -> tuple[Any, Calling]:
+    """Compile what `lower` returned, with a function that takes the memory of its results.
+
+    Args:
+        lowered: the module.
+        name: that function's.
+        leading: how many parameters it has left of its weights.
+        target: the same as for `lower`.
+
+    Returns:
+        the executable, and how the function is called.
+    """
+    mod, calling = give_results(_with_memory(lowered), name, leading)
+    return _compile(mod, as_target(target)), calling
+
+
+def _compile(mod: Any, target: Any) -> Any:
     share_threads()
     native.use()
-    if holds_masks(lowered):
+    if holds_masks(mod):
         target = without_loop_vectorizer(target)
+    mod = mod.clone()
+    mod[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
+        "global_symbol", RELEASE
+    )
     with target:
-        pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
-        return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)
+        return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
+
+
+def _with_memory(lowered: Any) -> Any:
+    """The module with the memory that each kernel writes to."""
+    passes = relax.transform
+    return tvm.transform.Sequential(
+        [
+            *([] if _holds_empty(lowered) else [passes.RewriteDataflowReshape()]),
+            passes.ToNonDataflow(),
+            passes.RemovePurityChecking(),
+            passes.CallTIRRewrite(),
+        ]
+    )(lowered)
 
 
 def _holds_empty(mod: Any) -> bool:
@@ -98,14 +144,10 @@ def _holds_empty(mod: Any) -> bool:
     return found
 
 
-def _to_virtual_machine(views: bool) -> Any:
+def _to_virtual_machine() -> Any:
     passes = relax.transform
     return tvm.transform.Sequential(
         [
-            *([passes.RewriteDataflowReshape()] if views else []),
-            passes.ToNonDataflow(),
-            passes.RemovePurityChecking(),
-            passes.CallTIRRewrite(),
             passes.StaticPlanBlockMemory(),
             passes.LowerAllocTensor(),
             passes.KillAfterLastUse(),
@@ -124,7 +166,7 @@ def census(lowered: Any) -> dict[str, int]:
 
     def visit(expr: Any) -> None:
         nonlocal calls
-        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == "relax.call_dps_packed":
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in _LIBRARY_CALLS:
             calls += str(expr.args[0].global_symbol).startswith(PREFIX)
 
     for _, function in lowered.functions_items():

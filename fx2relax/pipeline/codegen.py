@@ -15,6 +15,7 @@ from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
 from .simplify import flatten, on_indices
 from .tir import kernel_pass
+from .unaligned import unaligned
 from .vector import Vectorize
 from .vectormath import VectorMath
 from .wrapping import Wrap
@@ -108,6 +109,7 @@ def _host_passes() -> Any:
                 plain.AnnotateEntryFunc(),
                 plain.SplitHostDevice(),
                 plain.MakePackedAPI(),
+                unaligned,
                 plain.FP8StorageLegalize(),
                 plain.BF16StorageLegalize(),
             ]

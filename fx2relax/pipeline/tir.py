@@ -219,6 +219,16 @@ def rebuild_for(
     )
 
 
+def counted(
+    name: str, dtype: Any, extent: Any, body: Callable[[Any], Any], kind: Any = tirx.ForKind.SERIAL
+) -> Any:
+    """A loop from 0, of which `body` makes the body of its variable."""
+    var = tirx.Var(name, dtype)
+    if not isinstance(extent, tvm.ir.Expr):
+        extent = tirx.const(extent, dtype)
+    return tirx.For(var, tirx.const(0, dtype), extent, kind, body(var))
+
+
 def _for(self: Rewriter, node: Any) -> Any:
     old = node.body
     body = self.stmt(old)

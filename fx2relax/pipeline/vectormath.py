@@ -248,6 +248,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "tirx.log": log,
     "tirx.log1p": log1p,
 }
+_FLOATS = ("float16", "float32", "float64")
 _LARGEST = {
     3.4028234663852886e38,  # float32
     1.7976931348623157e308,
@@ -257,8 +258,7 @@ _LARGEST = {
 
 
 def _extreme(node: Any, larger: bool) -> Any:
-    floating = str(node.ty.dtype).startswith("float")
-    return _take_nan(node.a, node.b, larger) if floating else node
+    return _take_nan(node.a, node.b, larger) if str(node.ty.dtype) in _FLOATS else node
 
 
 def _take_nan(left: Any, right: Any, larger: bool) -> Any:
@@ -270,17 +270,14 @@ def _take_nan(left: Any, right: Any, larger: bool) -> Any:
 
 
 def _is_nan(x: Any) -> Any:
-    """By the bits: TVM simplifies `x != x` to False, and does not vectorise its isnan."""
-    dtype = str(x.ty.dtype)
-    if dtype not in _INFINITE_BITS:
-        return tirx.isnan(x)
-    unsigned = dtype.replace("float", "uint")
-    sign = tirx.const((1 << (int(dtype[5:]) - 1)) - 1, unsigned)
-    bits = tirx.reinterpret(unsigned, x) & sign
-    return bits > tirx.const(_INFINITE_BITS[dtype], unsigned)
+    """A comparison that LLVM makes one of "unordered"; of a variable, or it is computed twice.
 
-
-_INFINITE_BITS = {"float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
+    TVM simplifies ``x != x`` to False, and does not vectorise its isnan.
+    """
+    if str(x.ty.dtype) == "float16":  # compared in float32: its bits are nearer
+        sign = tirx.const(0x7FFF, "uint16")
+        return (tirx.reinterpret("uint16", x) & sign) > tirx.const(0x7C00, "uint16")
+    return tirx.Not(tirx.GE(x, x))
 
 
 class VectorMath(Rewriter):
@@ -309,7 +306,10 @@ class VectorMath(Rewriter):
 
     @staticmethod
     def _call(node: Any) -> Any:
-        function = _FUNCTIONS.get(getattr(node.op, "name", ""))
+        name = getattr(node.op, "name", "")
+        if name == "tirx.isnan" and str(node.args[0].ty.dtype) in _FLOATS:
+            return bind(node.args[0], _is_nan, "x")
+        function = _FUNCTIONS.get(name)
         if function is None:
             return node
         dtype = str(node.ty.dtype)

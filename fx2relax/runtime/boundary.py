@@ -1,6 +1,6 @@
 """The tensor boundary: what TVM assumes of a tensor, and what eager's outputs look like.
 
-TVM's kernels take compact tensors at 64-byte-aligned addresses and do not check the address.
+TVM's kernels take compact tensors, each element in its own place, and do not check the address.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 
-ALIGNMENT = 64
-
 
 class Opaque:
     """A value that TVM has no type for (sparse, a Python object), carried untouched."""
@@ -31,23 +29,24 @@ class Opaque:
 
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, dense and aligned: the tensor itself wherever it already is.
+    """The same values, dense, each in its own place: the tensor itself wherever it is so.
 
     Args:
-        tensor: any strided CPU or CUDA tensor; it is not written to.
+        tensor: any strided CPU or CUDA tensor; it is not written to. A complex one becomes the
+            real tensor of its pairs.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     if tensor.numel() == 0:
         return _empty(tensor)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.data_ptr() % ALIGNMENT:
+    if tensor.data_ptr() % tensor.element_size():  # memory that another library has packed
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-        if tensor.data_ptr() % ALIGNMENT:
-            tensor = _aligned_copy(tensor)
     return tensor
 
 
@@ -56,15 +55,6 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
     strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim())]
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return fresh.as_strided(tensor.shape, strides)
-
-
-def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    # An allocator that aligns to less than 64 bytes (small tensors on some platforms).
-    slack = ALIGNMENT // tensor.element_size()
-    store = torch.empty(tensor.numel() + slack, dtype=tensor.dtype, device=tensor.device)
-    start = (-store.data_ptr() % ALIGNMENT) // tensor.element_size()
-    copy = store[start : start + tensor.numel()].view(tensor.shape)
-    return copy.copy_(tensor)
 
 
 def argument(spec: InputSpec, value: Any) -> Any:
@@ -78,8 +68,6 @@ def argument(spec: InputSpec, value: Any) -> Any:
             value = _storage(spec, spec.storage, value)
         elif spec.permutation is not None:
             value = value.permute(spec.permutation)
-        if value.is_complex():
-            value = torch.view_as_real(value.resolve_conj())
         return ready(value)
     if isinstance(spec.val, torch.SymFloat):
         return torch.tensor(float(value), dtype=torch.float64)

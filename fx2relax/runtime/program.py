@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fx2relax.compat import relax, tvm
+from fx2relax.calling import Calling
+from fx2relax.compat import RELEASE, relax, tvm
 from fx2relax.errors import ArgumentError
 from fx2relax.imported import Imported
+from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary, torch_call
+from fx2relax.runtime.direct import Way
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.weights import Weights
 
@@ -19,7 +23,15 @@ from fx2relax.runtime.weights import Weights
 class Program:
     """One compiled graph.
 
-    Calling it takes the graph's flat placeholders in order and returns its flat outputs.
+    Calling it takes the graph's flat placeholders in order and returns its flat outputs. It may be
+    called from several threads at once.
+
+    Args:
+        imported: what the executable was compiled from.
+        executable: for TVM's virtual machine.
+        device: where the tensors are; the CPU when left out.
+        calling: how the function is called; it takes and returns what `imported` says when left
+            out.
 
     Raises:
         ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the
@@ -27,51 +39,74 @@ class Program:
     """
 
     def __init__(
-        self, imported: Imported, executable: Any, device: torch.device | None = None
+        self,
+        imported: Imported,
+        executable: Any,
+        device: torch.device | None = None,
+        calling: Calling | None = None,
     ) -> None:
         self.imported = imported
         self.device = device or torch.device("cpu")
         torch_call.register(imported.torch_calls)
         weakref.finalize(self, torch_call.unregister, list(imported.torch_calls))
         where = tvm.device(self.device.type, self.device.index or 0)
-        machine = relax.VirtualMachine(executable, where)
-        self._machine = machine
-        self._main = machine[imported.name]
+        machines = _Machines(executable, where, imported.name)
         transform = f"{imported.name}_transform_params"
-        lifted = machine.module.implements_function(transform)
-        self._inputs = imported.params[: imported.num_input]
-        # What the graph returns twice is one tensor.
-        distinct = {id(spec): spec for spec in imported.outputs}
-        self._outputs = list(distinct.values())
-        self._places = [list(distinct).index(id(spec)) for spec in imported.outputs]
+        lifted = machines.machine.module.implements_function(transform)
+        calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
-        self._weights = Weights(frozen, machine[transform] if lifted else None)
-        self._constants = {i: s.value for i, s in enumerate(frozen) if s.position < 0}
+        lift = (lambda given: machines.machine[transform](given)) if lifted else None
+        self._weights = Weights(frozen, lift)
+        self._constants: dict[int, Any] = {
+            i: s.value for i, s in enumerate(frozen) if s.position < 0
+        }
         self._frozen = [s.position for s in frozen]
         self._shared: list[int] | None = None
-        self._solver = Solver(imported.solved, imported.params) if imported.solved else None
+        solver = Solver(imported.solved, imported.params) if imported.solved else None
+        kernel = None
+        if calling.kernel is not None and not lifted:
+            kernel = _kernel(machines.machine.module, calling.kernel[0])
+        values = {
+            "machines": machines,
+            "kernel": kernel,
+            "solve": solver.solve if solver is not None else None,
+            "weights": self._ready if frozen else None,
+            "weight_count": len(frozen),
+            "fail": self._failed,
+            "own": self._own,
+        }
+        way = Way(calling, imported.params[: imported.num_input], imported.outputs, values)
+        #: The same as a call, of a tuple of arguments.
+        self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        frozen: list[Any] = [
-            self._constants[i] if position < 0 else arguments[position]
-            for i, position in enumerate(self._frozen)
-        ]
-        try:
-            values = [boundary.argument(s, arguments[s.position]) for s in self._inputs]
-            if self._solver is not None:
-                values.append(self._solver.solve(arguments))
-            returned = self._main(*values, *self._weights.get(frozen))
-        except Exception as error:
-            self._explain(arguments, error)
-            raise self._raised() or error from None
-        results = [boundary.result(r) for r in returned]
+        return self.call(arguments)
+
+    def _ready(self, arguments: Sequence[Any]) -> list[Any]:
+        """The weights as the function takes them."""
+        return self._weights.get(
+            [
+                self._constants[i] if position < 0 else arguments[position]
+                for i, position in enumerate(self._frozen)
+            ]
+        )
+
+    def _own(self, results: list[Any], arguments: Sequence[Any]) -> None:
+        """Copy the results that share memory with an argument or an earlier result."""
         shared = self._shared if self._shared is not None else _sharing(results, arguments)
         if all(not isinstance(r, torch.Tensor) or r.numel() for r in results):
             self._shared = shared  # an empty result has no memory to compare
         for index in shared:
             results[index] = results[index].clone()
-        made = [boundary.output(spec, results, arguments) for spec in self._outputs]
-        return [made[place] for place in self._places]
+
+    def _failed(self, arguments: Sequence[Any], error: Exception) -> Exception:
+        """What a failed call raises."""
+        try:
+            self._explain(arguments, error)
+        except ArgumentError as explained:
+            self._raised()
+            return explained
+        return self._raised() or error
 
     def _raised(self) -> Exception | None:
         """What an operator that runs in PyTorch raised, forgotten at once."""
@@ -112,3 +147,35 @@ def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
             found.append(index)
         seen.add(address)
     return found
+
+
+class _Machines(threading.local):
+    """The virtual machine of each thread: one must not be entered by two at once."""
+
+    def __init__(self, executable: Any, where: Any, name: str) -> None:
+        self.machine = relax.VirtualMachine(executable, where)
+        self.main = self.machine[name]
+        #: Lets go of what the last call returned.
+        self.release = self.machine[RELEASE]
+
+
+def _kernel(module: Any, name: str) -> Any | None:
+    """A kernel of a program's library, to be called past the virtual machine."""
+    for library in module.imports:
+        if "VM" not in library.kind and library.implements_function(name):
+            return library.get_function(name)
+        found = _kernel(library, name)
+        if found is not None:
+            return found
+    return None
+
+
+def _count(outputs: Sequence[OutputSpec]) -> int:
+    """How many results the outputs of a graph are made of."""
+    named = [0]
+    for spec in outputs:
+        places = [spec.expanded, spec.strides, spec.exact, spec.numbers, *(spec.view or ())]
+        if spec.kind not in ("input", "input_view", "value"):
+            places.append(spec.index)
+        named += [place + 1 for place in places if isinstance(place, int)]
+    return max(named)

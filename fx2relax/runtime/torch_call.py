@@ -51,8 +51,6 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided or result.is_quantized:
             return Opaque(result)
-        if result.is_complex():
-            result = torch.view_as_real(result.resolve_conj())
         # TVM plans memory by its own uses: a result must not share an operand's storage.
         if result.numel() and result.untyped_storage().data_ptr() in addresses:
             result = result.clone()

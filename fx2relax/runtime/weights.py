@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,22 +34,26 @@ class Weights:
     def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
         self._specs = list(specs)
         self._transform = transform
-        self._seen: list[tuple[torch.Tensor, float, int]] = []
+        self._seen: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._versions: list[float] | None = None
         self._probes: list[Any] = []
-        self._values: list[int] = []
-        self._ready: list[Any] = []
+        self._values: list[bytes] = []
+        self._ready: list[Any] | None = None
 
     def get(self, weights: Sequence[torch.Tensor]) -> list[Any]:
         """What stands right of `num_input` in the call."""
-        seen = self._seen
-        if len(seen) != len(weights):
+        ready = self._ready
+        # Loops in C: a network may have hundreds of weights, and each call comes here.
+        if (
+            ready is None
+            or not all(map(operator.is_, weights, self._seen))
+            or list(map(_address, weights)) != self._addresses
+            or (self._versions is not None and _versions(weights) != self._versions)
+            or (self._probes and [probe.tobytes() for probe in self._probes] != self._values)
+        ):
             return self._renew(weights)
-        for weight, (tensor, version, address) in zip(weights, seen, strict=True):
-            if weight is not tensor or version != _version(weight) or address != weight.data_ptr():
-                return self._renew(weights)
-        if self._probes and self._values != [probe.value for probe in self._probes]:
-            return self._renew(weights)
-        return self._ready
+        return ready
 
     def _renew(self, weights: Sequence[torch.Tensor]) -> list[Any]:
         prepared = [
@@ -64,23 +69,36 @@ class Weights:
         if self._transform is not None:
             tensors = list(self._transform(tuple(tensors)))
             copied = list(weights)
-        self._seen = [(w, _version(w), w.data_ptr()) for w in weights]
+        self._seen = list(weights)
+        self._addresses = list(map(_address, weights))
+        # Where the program reads the weights' own memory, it sees what is written there.
+        self._versions = _versions(weights) if copied else None
         self._probes = [probe for weight in copied for probe in _probes(weight)]
-        self._values = [probe.value for probe in self._probes]
+        self._values = [probe.tobytes() for probe in self._probes]
         self._ready = tensors
         return tensors
 
 
-def _probes(weight: torch.Tensor) -> list[Any]:
-    """Live views of a few 8-byte words of a weight's memory, spread over it."""
+_address = torch.Tensor.data_ptr
+
+
+def _probes(weight: torch.Tensor) -> list[memoryview]:
+    """A live view of a few 8-byte words of a weight's memory, spread over it."""
     size = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.element_size()
     if weight.device.type != "cpu" or size < 8:
         return []
     step = max(8, size // _PROBES // 8 * 8)
-    start = weight.data_ptr()
-    return [ctypes.c_uint64.from_address(start + at) for at in range(0, size - 7, step)]
+    memory = (ctypes.c_ubyte * (size // 8 * 8)).from_address(weight.data_ptr())
+    return [memoryview(memory).cast("B").cast("Q")[:: step // 8]]
 
 
-def _version(tensor: torch.Tensor) -> float:
-    # NaN is unequal to itself, so an inference tensor is never taken for unchanged.
-    return float("nan") if tensor.is_inference() else tensor._version
+def _versions(weights: Sequence[torch.Tensor]) -> list[float]:
+    try:
+        return list(map(_version, weights))
+    except RuntimeError:  # inference tensors have none
+        # Another NaN each time: no list is equal to one that holds it, so that an inference tensor
+        # is never taken for unchanged.
+        return [float("nan") if w.is_inference() else w._version for w in weights]
+
+
+_version = operator.attrgetter("_version")

@@ -1,4 +1,4 @@
-"""MobileNetV3-small, ConvNeXt-Tiny, EfficientNet-B0 and a U-Net, with their papers' shapes."""
+"""MobileNetV3, ConvNeXt-Tiny, EfficientNet-B0 and a U-Net, with their papers' shapes."""
 
 from __future__ import annotations
 
@@ -94,6 +94,8 @@ class MobileNetV3Small(nn.Module):
         (5, 576, 96, True, nn.Hardswish, 1),
         (5, 576, 96, True, nn.Hardswish, 1),
     )
+    # The widths of the last convolution and of the layer before the classes.
+    last, hidden = 576, 1024
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -107,14 +109,40 @@ class MobileNetV3Small(nn.Module):
             )
             layers.append(InvertedResidual(inputs, expanded, outputs, kernel, stride, act, squeeze))
             inputs = outputs
-        layers.append(conv_norm(inputs, 576, act=nn.Hardswish))
+        layers.append(conv_norm(inputs, self.last, act=nn.Hardswish))
         self.features = nn.Sequential(*layers)
         self.head = nn.Sequential(
-            nn.Linear(576, 1024), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(1024, classes)
+            nn.Linear(self.last, self.hidden),
+            nn.Hardswish(),
+            nn.Dropout(0.2),
+            nn.Linear(self.hidden, classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.flatten(F.adaptive_avg_pool2d(self.features(x), 1), 1))
+
+
+class MobileNetV3Large(MobileNetV3Small):
+    """MobileNetV3-large."""
+
+    rows = (
+        (3, 16, 16, False, nn.ReLU, 1),
+        (3, 64, 24, False, nn.ReLU, 2),
+        (3, 72, 24, False, nn.ReLU, 1),
+        (5, 72, 40, True, nn.ReLU, 2),
+        (5, 120, 40, True, nn.ReLU, 1),
+        (5, 120, 40, True, nn.ReLU, 1),
+        (3, 240, 80, False, nn.Hardswish, 2),
+        (3, 200, 80, False, nn.Hardswish, 1),
+        (3, 184, 80, False, nn.Hardswish, 1),
+        (3, 184, 80, False, nn.Hardswish, 1),
+        (3, 480, 112, True, nn.Hardswish, 1),
+        (3, 672, 112, True, nn.Hardswish, 1),
+        (5, 672, 160, True, nn.Hardswish, 2),
+        (5, 960, 160, True, nn.Hardswish, 1),
+        (5, 960, 160, True, nn.Hardswish, 1),
+    )
+    last, hidden = 960, 1280
 
 
 class EfficientNetB0(nn.Module):

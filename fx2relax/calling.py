@@ -1,0 +1,49 @@
+"""How a compiled Relax function is called: with the memory of its results, and without the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: A size: a number, or Python's text for one over the names of `Calling.symbols`.
+Size = int | str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A result that the function writes into memory that its caller hands over.
+
+    Attributes:
+        index: where it stood among the results.
+        shape: its sizes.
+        dtype: TVM's name of its dtype.
+    """
+
+    index: int
+    shape: tuple[Size, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Calling:
+    """What has become of a function's parameters and results.
+
+    It takes its parameters but for `implied`, then the memory of `given`, in order, and returns a
+    tuple of the results that are neither given nor known.
+
+    Attributes:
+        results: how many results there were.
+        given: the results that are written into memory of the caller's.
+        known: shapes among the results that can be told before the call, by their index.
+        symbols: the names in sizes, each with the parameter and the axis of it that show it.
+        implied: parameters that are a size which the axis of another one shows: the parameter,
+            the other one, the axis.
+        kernel: the one kernel that the function calls, where that is all it does, and the places
+            of its arguments among what the function takes.
+    """
+
+    results: int
+    given: tuple[Given, ...] = ()
+    known: tuple[tuple[int, tuple[Size, ...]], ...] = ()
+    symbols: tuple[tuple[str, int, int], ...] = ()
+    implied: tuple[tuple[int, int, int], ...] = ()
+    kernel: tuple[str, tuple[int, ...]] | None = None

@@ -1,0 +1,39 @@
+"""What the rules of `cpu` have in common: loops joined, shared by threads, walked alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+
+from .blocks import Block
+from .tir import uses
+
+# Below this much work a loop ends before a second thread has begun.
+_WORTH_A_THREAD = 60_000
+
+
+def worth(work: float, threads: int) -> bool:
+    """Whether so much work is done sooner by several threads."""
+    return threads > 1 and work > _WORTH_A_THREAD
+
+
+def fuse(sch: Any, loops: list[Any]) -> Any:
+    """One loop of several."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def share(sch: Any, loops: list[Any], block: Block, threads: int) -> None:
+    """Give the turns of some outer loops to the threads, if that is worth it."""
+    if loops and worth(block.work, threads):
+        sch.parallel(fuse(sch, loops))
+
+
+def walks(indices: list[Any], tail: list[Any]) -> bool:
+    """Whether the indices end in exactly these axes, or mention none of them."""
+    plain = len(indices) >= len(tail) and all(
+        isinstance(i, tvm.ir.Var) and i.same_as(v)
+        for i, v in zip(indices[len(indices) - len(tail) :], tail, strict=True)
+    )
+    rest = indices[: len(indices) - len(tail)] if plain else indices
+    return not any(uses(i, v) for i in rest for v in tail)

@@ -1,0 +1,109 @@
+"""Schedules of sums and other reductions, and the loops that one thread runs for any step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .blocks import REDUCTION, SPATIAL, Axis, Block, contiguous
+from .loops import fuse, walks, worth
+from .tir import uses
+from .vector import REDUCE, VECTOR
+
+_STRIP = 64
+
+
+def reduction(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> None:
+    """Share what is summed apart between the threads; vectorise along it or along the sum."""
+    spatial = [a for a in block.axes if a.kind == SPATIAL]
+    shared = [loops[a.var] for a in spatial]
+    keep = vector_axis(block, spatial)
+    free = dict(loops)
+    if keep is not None:
+        shared = [loops[a.var] for a in spatial if a is not keep]
+        rows = math.prod(a.length or math.inf for a in spatial if a is not keep)
+        if rows < 4 * threads and worth(block.work, threads):
+            chunk, free[keep.var] = sch.split(loops[keep.var], [None, _STRIP])
+            shared.append(chunk)
+    reduce = [free[a.var] for a in block.axes if a.kind == REDUCTION]
+    kept = [] if keep is None else [free[keep.var]]
+    sch.reorder(*shared, *reduce, *kept)
+    if shared and worth(block.work, threads):
+        sch.parallel(fuse(sch, shared))
+    inner(sch, block, {a.var: free[a.var] for a in block.axes if a.kind == REDUCTION or a is keep})
+
+
+def summed(block: Block) -> list[Any]:
+    """The loads that differ from one turn of the reduction to the next."""
+    axes = [a.var for a in block.axes if a.kind == REDUCTION]
+    return [x for x in block.operands() if any(uses(i, v) for i in x.indices for v in axes)]
+
+
+def _across(block: Block, axis: Axis) -> bool:
+    """Whether a reduction is best vectorised along an axis that it keeps."""
+    loads = summed(block)
+    if any(contiguous(block, x.indices, axis.var) for x in loads):
+        return True
+    last = [a for a in block.axes if a.kind == REDUCTION][-1]
+    return not any(contiguous(block, x.indices, last.var) for x in loads)
+
+
+def vector_axis(block: Block, spatial: list[Axis]) -> Axis | None:
+    """The axis of these to vectorise a reduction over, or None to vectorise the sum itself."""
+    assert block.store is not None
+    if not spatial:
+        return None
+    axis = spatial[-1]
+    if axis.length is not None and axis.length < 8:
+        return None
+    if not contiguous(block, block.store.indices, axis.var):
+        return None
+    return axis if _across(block, axis) else None
+
+
+def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
+    """Order and mark the loops that one thread runs for a block.
+
+    Args:
+        sch: the schedule.
+        block: the step.
+        loops: those of its axes that have more than one turn here.
+    """
+    assert block.store is not None
+    axes = [a for a in block.axes if a.var in loops]
+    if not axes:
+        return
+    spatial = [a for a in axes if a.kind == SPATIAL]
+    reduce = [a for a in axes if a.kind == REDUCTION]
+    if not reduce:
+        if contiguous(block, block.store.indices, axes[-1].var):
+            sch.annotate(loops[axes[-1].var], VECTOR, 1)
+        return
+    keep = vector_axis(block, spatial)
+    turns = [loops[a.var] for a in reduce]
+    if keep is not None:
+        outer = [loops[a.var] for a in spatial if a is not keep]
+        sch.reorder(*outer, *turns, loops[keep.var])
+        init = sch.decompose_reduction(block.rv, turns[0])
+        sch.annotate(sch.get_loops(init)[-1], VECTOR, 1)
+        sch.annotate(sch.get_loops(block.rv)[-1], VECTOR, 1)
+        return
+    if spatial:
+        sch.reorder(*(loops[a.var] for a in spatial), *turns)
+    flat = _flat_reduction(block, reduce)
+    loop = fuse(sch, turns[len(turns) - flat :])
+    first = turns[0] if flat < len(turns) else loop
+    sch.annotate(loop, REDUCE, 1)
+    sch.decompose_reduction(block.rv, first)
+
+
+def _flat_reduction(block: Block, reduce: list[Any]) -> int:
+    """How many trailing reduction axes every load walks as one."""
+    loads = [list(x.indices) for x in block.operands()]
+    count = 1
+    while count < len(reduce):
+        tail = [a.var for a in reduce[len(reduce) - count - 1 :]]
+        if not all(walks(indices, tail) for indices in loads):
+            break
+        count += 1
+    return count

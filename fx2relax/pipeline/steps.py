@@ -1,0 +1,127 @@
+"""What follows a contraction in its kernel, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from .contractions import Contraction, Step
+from .tir import NotHandled, Rewriter, TensorLoad
+
+#: From the contraction's axes' values and the place of the sum in its tile to a statement.
+Statement = Callable[[dict[Any, Any], Any], Any]
+
+
+@dataclass
+class Written:
+    """The steps after a contraction, as makers of statements.
+
+    `buffers` are tiles that hold what one step passes on to the next.
+    """
+
+    steps: list[Statement]
+    buffers: list[Any]
+
+
+def written(found: Contraction, params: Sequence[Any], sums: Any) -> Written | None:
+    """The steps after a contraction; None where one reads another element than its own.
+
+    Args:
+        found: the contraction.
+        params: the kernel's buffers: what is stored there stays.
+        sums: the tile that holds the sums.
+    """
+    tiles: dict[Any, Any] = {found.result: sums}
+    places = {found.result: list(found.order)}
+    steps: list[Statement] = []
+    buffers: list[Any] = []
+    todo = found.steps
+    if any(p.same_as(found.result) for p in params):
+        copy = Step([], found.result, list(found.order), tirx.BufferLoad(found.result, found.order))
+        todo = [copy, *todo]
+    for step in todo:
+        own = _own_axes(step, places)
+        if own is None:
+            return None
+        if any(p.same_as(step.target) for p in params):
+            target = None
+        else:
+            target = tirx.decl_buffer(list(sums.shape), str(step.target.dtype), "passed")
+            buffers.append(target)
+        steps.append(_statement(step, own, dict(tiles), target))
+        if target is not None:
+            tiles[step.target] = target
+            order = [own.get(i) if isinstance(i, tvm.ir.Var) else None for i in step.indices]
+            if None in order:
+                return None
+            places[step.target] = order
+    return Written(steps, buffers) if steps else None
+
+
+class _Loads(Rewriter):
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def leave(self, node: Any) -> Any:
+        if isinstance(node, TensorLoad):
+            self.found.append(node)
+        return node
+
+
+def _own_axes(step: Step, places: dict[Any, list[Any]]) -> dict[Any, Any] | None:
+    """From each axis of a step to that of the contraction which it stands for."""
+    search = _Loads()
+    try:
+        search.expr(step.value)
+    except NotHandled:
+        return None
+    known: list[tuple[Any, list[Any]]] = []
+    for load in search.found:
+        order = next((o for b, o in places.items() if b.same_as(load.source)), None)
+        if order is not None:
+            known.append((load, order))
+    if not known:
+        return None
+    load, order = known[0]
+    own: dict[Any, Any] = {}
+    for index, var in zip(load.indices, order, strict=True):
+        if isinstance(index, tvm.ir.Var):
+            own[index] = var
+        elif not (isinstance(index, tirx.IntImm) and int(index.value) == 0):
+            return None
+    if len(own) != sum(isinstance(i, tvm.ir.Var) for i in load.indices):
+        return None
+    for other, order in known[1:]:
+        for index, var in zip(other.indices, order, strict=True):
+            if isinstance(index, tvm.ir.Var):
+                if index not in own or not own[index].same_as(var):
+                    return None
+            elif not (isinstance(index, tirx.IntImm) and int(index.value) == 0):
+                return None
+    free = [a for a in step.axes if a.var not in own]
+    if any(a.length != 1 for a in free):
+        return None
+    return {**own, **{a.var: None for a in free}}
+
+
+def _statement(step: Step, own: dict[Any, Any], tiles: dict[Any, Any], target: Any) -> Statement:
+    def make(values: dict[Any, Any], place: Any) -> Any:
+        zero = tirx.const(0, "int64")
+        here = {axis: values[var] if var is not None else zero for axis, var in own.items()}
+
+        def read(load: Any) -> Any:
+            tile = next((t for b, t in tiles.items() if b.same_as(load.source)), None)
+            return load if tile is None else tirx.BufferLoad(tile, [place])
+
+        value, indices = step.at(here, read)
+        if target is not None:
+            return tirx.BufferStore(target, value, [place])
+        return tirx.BufferStore(step.target, value, indices)
+
+    return make
+
+

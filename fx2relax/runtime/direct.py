@@ -1,0 +1,235 @@
+"""The way of a call, written out as Python for one program.
+
+Two functions of a tuple of arguments are made of the same lines. `checked` takes any arguments and
+prepares them one by one. `direct` takes arguments that lie as the program needs them, which one
+check in C++ tells, and hands them over as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fx2relax.calling import Calling
+from fx2relax.compat import tvm_ffi
+from fx2relax.errors import ArgumentError
+from fx2relax.outputs import OutputSpec
+from fx2relax.params import InputSpec
+from fx2relax.runtime import boundary
+from fx2relax.runtime.results import results
+
+_SHAPES: dict[int, Any] = {}
+_ADOPTED = 8
+
+
+class Way:
+    """How one program is called.
+
+    Args:
+        calling: what its function takes and returns.
+        inputs: the parameters left of the weights.
+        outputs: the graph's.
+        values: what the lines name: ``machines``, whose ``main`` is the
+            function and whose ``release`` lets go of what it returned; ``kernel``, its
+            one kernel, or None; ``solve``, which makes the parameter of solved symbols of the
+            arguments, or None; ``weights``, which makes the list of what stands right of the
+            inputs of them, or None; ``weight_count``; ``fail``, which makes the exception of the
+            arguments and an error; ``own``, which copies results that share memory.
+    """
+
+    def __init__(
+        self,
+        calling: Calling,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
+        values: dict[str, Any],
+    ) -> None:
+        self._inputs = list(inputs)
+        self._calling = calling
+        self._solved = values["solve"] is not None
+        self._implied = {param: (other, axis) for param, other, axis in calling.implied}
+        self._results = results(calling, outputs)
+        self._weights = values["weights"] is not None
+        self._kernel = values["kernel"] is not None
+        self._names = {
+            **self._results.values,
+            **values,
+            "argument": boundary.argument,
+            "shape_of": _shape_of,
+            "as_real": torch.view_as_real,
+            "another_size": _another_size,
+            "check": self._first,
+            "adopt": self._adopt,
+        }
+        for i, spec in enumerate(self._inputs):
+            self._names[f"input{i}"] = spec
+        self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
+        self._adoptions = _ADOPTED if self._simple() else 0
+        lines = [*self._checked(), *self._direct()]
+        exec(compile("\n".join(lines), "<fx2relax program>", "exec"), self._names)
+        self.checked: Callable[[Sequence[Any]], list[Any]] = self._names["checked"]
+        self.direct: Callable[[Sequence[Any]], list[Any]] = self._names["direct"]
+
+    def _simple(self) -> bool:
+        """Whether all tensors may be handed over without a look at each."""
+        return not any(
+            spec.storage is not None or spec.at_start or spec.val.layout is not torch.strided
+            for spec in self._guarded
+        )
+
+    def _checked(self) -> list[str]:
+        lines = ["def checked(a):", "    try:"]
+        for i, spec in enumerate(self._inputs):
+            lines.append(f"        v{i} = argument(input{i}, a[{spec.position}])")
+        lines += self._call()
+        # What has gone well once can go the short way the next time.
+        tensors = ", ".join(f"a[{spec.position}]" for spec in self._guarded)
+        return [*lines, f"    adopt({tensors})", *self._finish()]
+
+    def _direct(self) -> list[str]:
+        tensors = [f"a[{spec.position}]" for spec in self._guarded]
+        lines = [
+            "def direct(a):",
+            "    try:",
+            f"        if not check({', '.join(tensors)}): return checked(a)",
+            "    except IndexError: return checked(a)",
+        ]
+        for i, spec in enumerate(self._inputs):
+            if isinstance(spec.val, torch.Tensor):
+                value = f"a[{spec.position}]"
+                if spec.permutation is not None:
+                    value = f"{value}.permute({tuple(spec.permutation)})"
+                if spec.val.is_complex():
+                    value = f"as_real({value})"
+                lines.append(f"    v{i} = {value}")
+                if not _static(spec.val):
+                    lines.append(f"    if not (v{i}.is_contiguous() and v{i}.numel()):")
+                    lines.append("        return checked(a)")
+        lines.append("    try:")
+        for i, spec in enumerate(self._inputs):
+            if isinstance(spec.val, torch.SymInt) and i not in self._implied:
+                lines.append(f"        v{i} = shape_of(a[{spec.position}])")
+            elif not isinstance(spec.val, (torch.Tensor, torch.SymInt)):
+                lines.append(f"        v{i} = argument(input{i}, a[{spec.position}])")
+        return [*lines, *self._call(), *self._finish()]
+
+    def _call(self) -> list[str]:
+        """The lines from prepared inputs to what the program returns."""
+        count = len(self._inputs)
+        lines = [f"v{count} = solve(a)"] if self._solved else []
+        for param, (other, axis) in self._implied.items():
+            spec = self._inputs[param]
+            unequal = f"a[{spec.position}] != v{other}.shape[{axis}]"
+            lines.append(f"if {unequal}: raise another_size({spec.name!r})")
+        for name, param, axis in self._calling.symbols:
+            lines.append(f"{name} = {self._size(param, axis)}")
+        lines += self._results.before
+        taken = [f"v{i}" for i in range(count + self._solved) if i not in self._implied]
+        if self._weights:
+            lines.append("w = weights(a)")
+        if self._kernel and self._calling.kernel is not None:
+            lines.append(f"kernel({', '.join(self._kernel_arguments(taken))})")
+        else:
+            passed = [*taken, *(["*w"] if self._weights else []), *self._results.memory]
+            lines.append(f"returned = machines.main({', '.join(passed)})")
+            left = self._calling.results - len(self._calling.given) - len(self._calling.known)
+            if left:
+                lines.append("machines.release()")
+        return [
+            *(f"        {line}" for line in lines),
+            "    except Exception as error:",
+            "        raise fail(a, error) from None",
+        ]
+
+    def _kernel_arguments(self, taken: list[str]) -> list[str]:
+        assert self._calling.kernel is not None
+        _, places = self._calling.kernel
+        count, memory = self._names["weight_count"], self._results.memory
+        names = [*taken, *(f"w[{i}]" for i in range(count)), *memory]
+        return [names[place] for place in places]
+
+    def _size(self, param: int, axis: int) -> str:
+        if param == len(self._inputs):
+            return f"v{param}[{axis}]"
+        spec = self._inputs[param]
+        if isinstance(spec.val, torch.Tensor):
+            return f"v{param}.shape[{axis}]"
+        return f"a[{spec.position}]"
+
+    def _finish(self) -> list[str]:
+        lines = [*self._results.after, f"return [{', '.join(self._results.outputs)}]"]
+        return [f"    {line}" for line in lines]
+
+    def _first(self, *tensors: Any) -> bool:
+        self._names["check"] = _refuse
+        self._adopt(*tensors)
+        return bool(self._names["check"](*tensors))
+
+    def _adopt(self, *tensors: Any) -> None:
+        """Let tensors like these go the short way, if they lie as the program needs them."""
+        if not self._adoptions:
+            return
+        self._adoptions -= 1
+        if all(map(_lies_well, self._guarded, tensors)):
+            self._names["check"] = _guard(self._guarded, tensors)
+
+
+def _lies_well(spec: InputSpec, tensor: Any) -> bool:
+    """Whether a tensor is what the program takes, of whatever dtype and sizes."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    if tensor.is_conj() or tensor.is_neg() or tensor.dim() != spec.val.dim():
+        return False
+    physical = tensor if spec.permutation is None else tensor.permute(spec.permutation)
+    if not physical.is_contiguous() or tensor.numel() == 0:
+        return False
+    return tensor.data_ptr() % tensor.element_size() == 0
+
+
+def _guard(specs: Sequence[InputSpec], tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether tensors are of the same kind, dtype, device, sizes and strides as these."""
+    if not tensors:
+        return lambda: True
+    static = [_static(spec.val) for spec in specs]
+    sizes: list[Any] = [
+        [size if fixed else None for size in tensor.shape]
+        for fixed, tensor in zip(static, tensors, strict=True)
+    ]
+    strides: list[Any] = [
+        [stride if fixed else None for stride in tensor.stride()]
+        for fixed, tensor in zip(static, tensors, strict=True)
+    ]
+    guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+    try:
+        made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    except TypeError:  # it is no public name, and may be gone
+        return _refuse
+    check: Callable[..., bool] = made.check
+    return check
+
+
+def _static(val: Any) -> bool:
+    sizes: tuple[Any, ...] = (*val.shape, *val.stride())
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _another_size(name: str) -> ArgumentError:
+    return ArgumentError(f"argument {name!r} is not the size that a tensor shows")
+
+
+def _refuse(*tensors: Any) -> bool:
+    return False
+
+
+def _shape_of(size: Any) -> Any:
+    """An int as the program takes it; the same object for the same int."""
+    found = _SHAPES.get(size)
+    if found is None or type(size) is not int:
+        if len(_SHAPES) > 4096:
+            _SHAPES.clear()
+        found = _SHAPES[size] = tvm_ffi.Shape((int(size),))
+    return found

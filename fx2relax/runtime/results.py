@@ -1,0 +1,163 @@
+"""The memory of a program's results, and what becomes of them: as lines of Python.
+
+PyTorch allocates each result with the strides that eager gives it, and the program writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fx2relax.calling import Calling, Given, Size
+from fx2relax.layouts import inverse
+from fx2relax.outputs import OutputSpec
+from fx2relax.runtime import boundary
+
+_COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
+
+
+@dataclass
+class Results:
+    """The lines around a program's call that concern its results.
+
+    Attributes:
+        before: what allocates them.
+        memory: the names of what the program is to write to.
+        after: what makes the outputs of them.
+        outputs: the expressions of the outputs.
+        values: what the lines name besides.
+    """
+
+    before: list[str]
+    memory: list[str]
+    after: list[str]
+    outputs: list[str]
+    values: dict[str, Any]
+
+
+def results(calling: Calling, outputs: Sequence[OutputSpec]) -> Results:
+    """The lines for a program's results.
+
+    They name the arguments ``a``, the program's own results ``returned``, and the symbols of
+    `calling`.
+    """
+    return _Writer(calling, outputs).write()
+
+
+class _Writer:
+    def __init__(self, calling: Calling, outputs: Sequence[OutputSpec]) -> None:
+        self.calling = calling
+        # What the graph returns twice is one tensor.
+        self.distinct = list({id(spec): spec for spec in outputs}.values())
+        self.places = [[id(d) for d in self.distinct].index(id(spec)) for spec in outputs]
+        self.given = {given.index: given for given in calling.given}
+        self.known = dict(calling.known)
+        self.values: dict[str, Any] = {
+            "empty": _allocator(),
+            "as_real": torch.view_as_real,
+            "ready": boundary.ready,
+            "result": boundary.result,
+            "output": boundary.output,
+        }
+        self.all = False  # whether a line names the list of all results
+
+    def write(self) -> Results:
+        direct = {s.index: s for s in self.distinct if self._is_plain(s)}
+        before: list[str] = []
+        for given in self.calling.given:
+            before += self._allocated(given, direct.get(given.index))
+        made = [f"o{k} = {self._made(k, spec, direct)}" for k, spec in enumerate(self.distinct)]
+        return Results(
+            before,
+            [f"p{given.index}" for given in self.calling.given],
+            [*self._list(), *made] if self.all else made,
+            [f"o{place}" for place in self.places],
+            self.values,
+        )
+
+    def _is_plain(self, spec: OutputSpec) -> bool:
+        """Whether an output is memory that can be allocated as eager would lay it out."""
+        if spec.kind != "result" or spec.index not in self.given:
+            return False
+        odd = spec.conjugate or spec.negated or spec.expanded is not None
+        exact = not isinstance(spec.exact, int) or spec.exact in self.known
+        return exact and not odd and spec.strides is None
+
+    def _allocated(self, given: Given, spec: OutputSpec | None) -> Iterator[str]:
+        """The memory of a result as the program takes it, ``p``, and the output in it, ``r``."""
+        name, rank = given.index, len(given.shape)
+        if spec is None:
+            yield f"p{name} = {self._empty(given.shape, _strides(given.shape), given.dtype)}"
+        else:
+            shape, steps, dtype = list(given.shape), _strides(given.shape), given.dtype
+            if spec.pairs:
+                shape, steps, dtype = shape[:-1], _strides(shape[:-1]), _COMPLEX[dtype]
+            order = inverse(spec.permutation) if spec.permutation is not None else None
+            if order is not None:
+                shape, steps = [shape[axis] for axis in order], [steps[axis] for axis in order]
+            if spec.exact is not None:
+                steps = list(self.known[spec.exact] if isinstance(spec.exact, int) else spec.exact)
+            yield f"p{name} = r{name} = {self._empty(shape, steps, dtype)}"
+            if spec.pairs:
+                yield f"p{name} = as_real(r{name})"
+            if spec.permutation is not None:
+                axes = [*spec.permutation, *([rank - 1] if spec.pairs else [])]
+                yield f"p{name} = p{name}.permute({tuple(axes)})"
+        if any(isinstance(size, str) for size in given.shape):
+            yield f"if not p{name}.numel(): p{name} = ready(p{name})"
+
+    def _empty(self, shape: Sequence[Size], strides: Sequence[Size], dtype: str) -> str:
+        self.values[dtype] = getattr(torch, dtype)
+        return f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
+
+    def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
+        if direct.get(spec.index) is spec:
+            return f"r{spec.index}"
+        if spec.kind == "input" and not (spec.conjugate or spec.negated):
+            return f"a[{spec.index}]"
+        self.all = True
+        self.values[f"spec{k}"] = spec
+        return f"output(spec{k}, results, a)"
+
+    def _list(self) -> list[str]:
+        """A line that makes the list of all results, of those that the program returned as well."""
+        items, count = [], 0
+        for index in range(self.calling.results):
+            if index in self.given:
+                items.append(f"p{index}")
+            elif index in self.known:
+                items.append(_tuple(self.known[index]))
+            else:
+                items.append(f"result(returned[{count}])")
+                count += 1
+        lines = [f"results = [{', '.join(items)}]"]
+        return [*lines, "own(results, a)"] if count else lines
+
+
+def _strides(shape: Sequence[Size]) -> list[Size]:
+    """Those of a compact tensor; a size of 0 counts as 1."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        if isinstance(size, int) and isinstance(step, int):
+            step = step * max(size, 1)
+        else:
+            factor = f"max({size}, 1)" if isinstance(size, str) else str(size)
+            step = factor if step == 1 else f"{step} * {factor}"
+    return strides
+
+
+def _tuple(sizes: Sequence[Size]) -> str:
+    return f"({', '.join(map(str, sizes))},)" if sizes else "()"
+
+
+def _allocator() -> Any:
+    """What `empty(shape, strides, dtype)` calls: PyTorch's own short way, where it has it."""
+    short = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+    if short is None:
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    return short
