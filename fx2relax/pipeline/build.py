@@ -24,10 +24,13 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
+
+_LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
 
 
 def lower(
@@ -62,7 +65,8 @@ def lower(
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
-        return schedule_kernels(fuse(legalize(mod)), target)
+        mod = schedule_kernels(fuse(legalize(mod)), target)
+        return pack(mod) if library == "torch" else mod
 
 
 def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
@@ -162,7 +166,7 @@ def census(lowered: Any) -> dict[str, int]:
 
     def visit(expr: Any) -> None:
         nonlocal calls
-        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == "relax.call_dps_packed":
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in _LIBRARY_CALLS:
             calls += str(expr.args[0].global_symbol).startswith(PREFIX)
 
     for _, function in lowered.functions_items():

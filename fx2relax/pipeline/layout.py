@@ -94,11 +94,6 @@ def is_convolution(value: Any) -> bool:
     )
 
 
-def is_transposed(value: Any) -> bool:
-    """Whether a library convolution is a transposed one."""
-    return bool(int(value.args[1].fields[-1].values[-1].value))
-
-
 def kept_space(before: list[Any], after: list[Any]) -> bool:
     """Whether a reshape of a tensor of label 1 is one of its memory, as one of label 1."""
     if len(before) not in LAST or len(after) not in LAST:
@@ -202,8 +197,7 @@ class _Planner:
             self.labels.cost(thing, 1, math.inf)
         self.together(x, thing)
         self.labels.differ(var, thing, _TRANSPOSE * elements(var))
-        gain = _REORDER * (elements(x) + elements(var))
-        self.labels.cost(thing, 0, gain / 2 if is_transposed(value) else gain)
+        self.labels.cost(thing, 0, _REORDER * (elements(x) + elements(var)))
 
     def kernel(self, var: Any, value: Any) -> None:
         """A kernel, in the layout of its result; what it reads has to agree."""

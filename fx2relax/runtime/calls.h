@@ -78,30 +78,44 @@ void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
 }
 
 // A tensor whose second axis is its last in memory, as it is written.
-View from_last(const TVMFFIAny& value) {
+inline View from_last(const TVMFFIAny& value) {
   View result = view(value);
   require(result.rank == 4);
-  result.swap_axes(1, 3);
-  result.swap_axes(2, 3);
+  result.channels_to_front();
   return result;
 }
 
 // Settings: strides, padding, dilation and output padding per axis, groups, transposed.
+struct Settings {
+  int64_t n;
+  const int64_t* values;
+
+  Settings(const TVMFFIAny& given, int rank) : n(rank - 2), values(integers(given).data) {
+    require(n >= 1 && static_cast<int64_t>(integers(given).size) == 4 * n + 2);
+  }
+
+  bool transposed() const { return values[4 * n + 1] != 0; }
+  int64_t groups() const { return values[4 * n]; }
+
+  Tensor convolve(AtenTensorHandle x, AtenTensorHandle weight, Tensor& bias) const {
+    Tensor result;
+    check(aoti_torch_cpu_convolution(x, weight, bias ? bias.out() : nullptr, values, n, values + n,
+                                     n, values + 2 * n, n, transposed(), values + 3 * n, n,
+                                     groups(), result.out()));
+    return result;
+  }
+};
+
 template <bool last>
 void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   require(count == 4 || count == 5);
-  const TVMFFIShapeCell& settings = integers(arguments[count - 2]);
   const auto laid = last ? from_last : view;
+  require(view(arguments[count - 1]).compact());
   View out = laid(arguments[count - 1]), x = laid(arguments[0]);
-  Tensor input = as_dtype(x, out), weight = as_dtype(laid(arguments[1]), out), bias, result;
+  Settings settings(arguments[count - 2], x.rank);
+  Tensor weight = as_dtype(laid(arguments[1]), out), bias;
   if (count == 5) bias = as_dtype(view(arguments[2]), out);
-  const int64_t n = x.rank - 2;
-  require(n >= 1 && static_cast<int64_t>(settings.size) == 4 * n + 2);
-  const int64_t* values = settings.data;
-  check(aoti_torch_cpu_convolution(
-      input, weight, count == 5 ? bias.out() : nullptr, values, n, values + n, n, values + 2 * n, n,
-      values[4 * n + 1] != 0, values + 3 * n, n, values[4 * n], result.out()));
-  deliver(out, result);
+  deliver(out, settings.convolve(as_dtype(x, out), weight, bias));
 }
 
 // Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
@@ -114,6 +128,7 @@ void attention(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   const int64_t causal = settings.data[0], order = settings.data[1];
   require(causal == 0 || (causal == 1 && !masked));
   View operands[3], out = view(arguments[count - 1]);
+  require(out.compact() && out.rank == 4);
   for (int n = 0; n < 3; ++n) {
     operands[n] = view(arguments[n]);
     require(operands[n].rank == 4);
@@ -145,15 +160,15 @@ void attention(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
 }  // namespace
 
 void define_calls() {
-  define("fx2relax.library.matmul_nn", matmul<false, false>);
-  define("fx2relax.library.matmul_nt", matmul<false, true>);
-  define("fx2relax.library.matmul_tn", matmul<true, false>);
-  define("fx2relax.library.matmul_tt", matmul<true, true>);
-  define("fx2relax.library.conv1d", convolution<false>);
-  define("fx2relax.library.conv2d", convolution<false>);
-  define("fx2relax.library.conv3d", convolution<false>);
-  define("fx2relax.library.conv2d_nhwc", convolution<true>);
-  define("fx2relax.library.attention", attention);
+  define("matmul_nn", matmul<false, false>);
+  define("matmul_nt", matmul<false, true>);
+  define("matmul_tn", matmul<true, false>);
+  define("matmul_tt", matmul<true, true>);
+  define("conv1d", convolution<false>);
+  define("conv2d", convolution<false>);
+  define("conv3d", convolution<false>);
+  define("conv2d_nhwc", convolution<true>);
+  define("attention", attention);
 }
 
 }  // namespace fx2relax

@@ -64,25 +64,10 @@ def _convolution(*arguments: Any) -> None:
     *operands, settings, output = arguments
     x, weight, *rest = [_view(v) for v in operands]
     out = _view(output)
-    bias = rest[0] if rest else None
     if x.dtype != out.dtype:
         x, weight = x.to(out.dtype), weight.to(out.dtype)
-        bias = None if bias is None else bias.to(out.dtype)
-    values = [int(v) for v in settings]
-    n = x.dim() - 2
-    out.copy_(
-        torch.convolution(
-            x,
-            weight,
-            bias,
-            values[:n],
-            values[n : 2 * n],
-            values[2 * n : 3 * n],
-            bool(values[-1]),
-            values[3 * n : 4 * n],
-            values[-2],
-        )
-    )
+        rest = [bias.to(out.dtype) for bias in rest]
+    out.copy_(_convolve(x, weight, rest, settings))
 
 
 def _convolution_nhwc(*arguments: Any) -> None:
@@ -90,19 +75,34 @@ def _convolution_nhwc(*arguments: Any) -> None:
     *operands, settings, output = arguments
     x, weight, *rest = [_view(v) for v in operands]
     out = _view(output).permute(0, 3, 1, 2)
+    out.copy_(_convolve(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), rest, settings))
+
+
+def _new_convolution(*arguments: Any) -> Tensor:
+    """As `_convolution`, returning its output: for operands of one dtype."""
+    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    return _convolve(x, weight, rest, arguments[-1]).contiguous()
+
+
+def _new_convolution_nhwc(*arguments: Any) -> Tensor:
+    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    x, weight = x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
+    return _convolve(x, weight, rest, arguments[-1]).permute(0, 2, 3, 1).contiguous()
+
+
+def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], settings: Any) -> Tensor:
     values = [int(v) for v in settings]
-    out.copy_(
-        torch.convolution(
-            x.permute(0, 3, 1, 2),
-            weight.permute(0, 3, 1, 2),
-            rest[0] if rest else None,
-            values[:2],
-            values[2:4],
-            values[4:6],
-            bool(values[-1]),
-            values[6:8],
-            values[-2],
-        )
+    n = x.dim() - 2
+    return torch.convolution(
+        x,
+        weight,
+        rest[0] if rest else None,
+        values[:n],
+        values[n : 2 * n],
+        values[2 * n : 3 * n],
+        bool(values[-1]),
+        values[3 * n : 4 * n],
+        values[-2],
     )
 
 
@@ -137,14 +137,20 @@ def _attention(*arguments: Any) -> None:
 
 
 #: The packed functions by name, without `PREFIX`.
-FUNCTIONS: dict[str, Callable[..., None]] = {
+FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
     **{
         f"matmul_{'nt'[left]}{'nt'[right]}": _matmul(left, right)
         for left in (False, True)
         for right in (False, True)
     },
+    # The native helper has kernels of its own for these: products of a few rows in float32.
+    "rows_nn": _matmul(False, False),
+    "rows_nt": _matmul(False, True),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     "conv2d_nhwc": _convolution_nhwc,
+    # They return their output, which PyTorch has allocated, and copy nothing.
+    **dict.fromkeys(("new_conv1d", "new_conv2d", "new_conv3d"), _new_convolution),
+    "new_conv2d_nhwc": _new_convolution_nhwc,
     "attention": _attention,
 }
 

@@ -1,8 +1,11 @@
 // Packed functions of TVM's C ABI, each with the Python function that it stands in for.
 
 #include <atomic>
+#include <string>
 
 #include "calls.h"
+#include "packed.h"
+#include "rows.h"
 #include "tensors.h"
 
 namespace fx2relax {
@@ -16,25 +19,42 @@ struct Entry {
   TVMFFIObjectHandle fallback;
 };
 
+// What PyTorch said last; only its newer releases tell.
+const char* message() {
+#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+  return torch_exception_get_what_without_backtrace();
+#else
+  return "PyTorch's kernel has failed";
+#endif
+}
+
+int leave(const Entry& entry, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result,
+          const char* message) {
+  ++declined;
+  if (entry.fallback != nullptr) {
+    return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
+  }
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", message);
+  return -1;
+}
+
 int call(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {
   const Entry& entry = *static_cast<const Entry*>(self);
   try {
     entry.function(arguments, count, result);
     return 0;
+  } catch (const Failed&) {
+    return leave(entry, arguments, count, result, message());
   } catch (...) {
-    ++declined;
-    if (entry.fallback == nullptr) {
-      TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a native library call has failed");
-      return -1;
-    }
-    return TVMFFIFunctionCall(entry.fallback, const_cast<TVMFFIAny*>(arguments), count, result);
+    return leave(entry, arguments, count, result, "arguments that a packed weight does not take");
   }
 }
 
 }  // namespace
 
 int define(const char* name, Function function) {
-  TVMFFIByteArray key{name, std::strlen(name)};
+  const std::string full = std::string("fx2relax.library.") + name;
+  TVMFFIByteArray key{full.data(), full.size()};
   // Both live as long as the process: so does the table of functions.
   Entry* entry = new Entry{function, nullptr};
   if (TVMFFIFunctionGetGlobal(&key, &entry->fallback) != 0) entry->fallback = nullptr;
@@ -52,6 +72,8 @@ extern "C" int64_t fx2relax_declined() { return fx2relax::declined; }
 extern "C" int fx2relax_register() {
   try {
     fx2relax::define_calls();
+    fx2relax::define_rows();
+    fx2relax::define_packed();
     return 0;
   } catch (...) {
     return -1;

@@ -49,6 +49,10 @@ def _helper() -> ctypes.CDLL | None:
         include=[str(root / "include"), *tvm_ffi.libinfo.include_paths()],
         flags=[
             "-std=c++17",
+            "-ffp-contract=fast",
+            "-Wno-psabi",
+            # DEFAULT, AVX2, AVX512: a flag, so that the cache keeps each machine's apart.
+            f"-DFX2RELAX_{torch.backends.cpu.get_cpu_capability().upper()}",
             f"-L{root / 'lib'}",
             "-ltorch_cpu",
             f"-L{ffi.parent}",

@@ -15,12 +15,15 @@ namespace fx2relax {
 // Thrown where PyTorch raised, or where a call is none for this helper: the Python function of the
 // same name is then called instead. It raises PyTorch's own error, or does the work.
 struct Declined {};
+struct Failed : Declined {};  // PyTorch raised, and keeps what it said
 
 inline void require(bool holds) {
   if (!holds) throw Declined();
 }
 
-inline void check(AOTITorchError code) { require(code == AOTI_TORCH_SUCCESS); }
+inline void check(AOTITorchError code) {
+  if (code != AOTI_TORCH_SUCCESS) throw Failed();
+}
 
 // An owned tensor.
 class Tensor {
@@ -38,6 +41,7 @@ class Tensor {
     if (handle_ != nullptr) aoti_torch_delete_tensor_object(handle_);
   }
   operator AtenTensorHandle() const { return handle_; }
+  explicit operator bool() const { return handle_ != nullptr; }
   AtenTensorHandle* out() { return &handle_; }
   AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
 
@@ -106,6 +110,15 @@ struct View {
     sizes[0] = 1;
     strides[0] = rank > 0 ? sizes[1] * strides[1] : 1;
     ++rank;
+  }
+
+  // From (n, ..., c) to (n, c, ...).
+  void channels_to_front() {
+    for (int n = rank - 1; n > 1; --n) swap_axes(n - 1, n);
+  }
+
+  void channels_to_end() {
+    for (int n = 1; n + 1 < rank; ++n) swap_axes(n, n + 1);
   }
 
   // All axes but the last `kept` as one; the tensor has to be compact.
@@ -189,12 +202,12 @@ inline Tensor as_dtype(const View& view, const View& like) {
   return result;
 }
 
-// Copies a result to where the caller wants it.
+// Copies a result to where the caller wants it: memory without gaps.
 inline void deliver(const View& out, const Tensor& result) {
   constexpr int64_t kSmall = 1 << 15;
   int64_t* strides = nullptr;
   check(aoti_torch_get_strides(result, &strides));
-  bool same = out.compact() && out.count() <= kSmall;
+  bool same = out.count() <= kSmall;
   for (int n = 0; n < out.rank && same; ++n) {
     same = out.sizes[n] == 1 || strides[n] == out.strides[n];
   }
@@ -232,7 +245,7 @@ inline Tensor returned(const StableIValue& value) {
 
 using Function = void (*)(const TVMFFIAny* arguments, int count, TVMFFIAny* result);
 
-// Registers a packed function; what it declines goes to the function of that name before it.
+// Registers a packed function, of a name after "fx2relax.library."; what it declines goes to the function of that name before it.
 int define(const char* name, Function function);
 
 }  // namespace fx2relax

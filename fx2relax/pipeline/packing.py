@@ -1,0 +1,231 @@
+"""Library calls where the native helper knows a faster one: few rows, packed weights, no copy.
+
+It is the last of the passes on a module, so that none of the others sees a packed weight: an
+object that ``<name>_transform_params`` makes once, and that a function takes for the weight
+itself. Where a weight lies packed, the function no longer holds it as it was.
+
+Packed calls, all of them `call_pure_packed` (`settings` is that of the plain convolution):
+
+    pack_conv(weight, settings, sizes of x) -> object
+    packed_conv(x, object[, bias], settings) -> output
+    pack_conv_nhwc, packed_conv_nhwc      the same with the channels of weight, x and output last
+    pack_linear(weight, (turned, rows)) -> object     turned: (n, k), else (k, n)
+    packed_linear(x, object[, bias]) -> output
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ..runtime import native
+from .flow import bindings, dtype_of, name_of, result_of, sizes_of
+from .library import PREFIX
+from .lift import TRANSFORM
+
+#: Up to as many rows, a product is faster in the helper's own kernel than in the library.
+FEW_ROWS = 16
+# oneDNN's packed products gained from a tenth to a third where they had few rows and made more
+# columns than they took; MKL's kernel was as fast elsewhere.
+_MOST_ROWS = 256
+_LEAST_WEIGHT = 1 << 20
+# An unpacked convolution reorders its weight at each call, which shows where the weight is large
+# and is used at few places.
+_MOST_PLACES = 1024
+_LEAST_KERNEL = 1 << 16
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
+_PRODUCTS = ("matmul_nn", "matmul_nt")
+
+
+def pack(mod: Any) -> Any:
+    """Use the native helper's calls in place of the library's plain ones.
+
+    Args:
+        mod: functions with library calls; weights right of ``num_input``, where there are any.
+            It is not changed.
+
+    Returns:
+        the module; the same one where there is no helper.
+    """
+    if not native.use():
+        return mod
+    mod = mod.clone()
+    for name, func in list(mod.functions_items()):
+        if not isinstance(func, relax.Function) or name.name_hint.endswith(TRANSFORM):
+            continue
+        calls = _Calls(mod, func)
+        if not calls.useful:
+            continue
+        changed = calls.visit_expr(func)
+        if calls.packed:
+            changed = _packed_weights(mod, name.name_hint, changed, calls)
+        mod[name] = changed
+    return mod
+
+
+def _packing_allowed() -> bool:
+    mkldnn = torch.backends.mkldnn
+    usable = mkldnn.is_available() and mkldnn.enabled
+    return bool(usable and not torch.are_deterministic_algorithms_enabled())
+
+
+@mutator
+class _Calls(PyExprMutator):  # type: ignore[misc]
+    """Rewrites the library calls of one function.
+
+    Attributes:
+        packed: by weight, the variable of its packed object and the call that makes it, as the
+            packed function's name and its settings.
+    """
+
+    def __init__(self, mod: Any, func: Any) -> None:
+        super().__init__(mod)
+        self.packed: dict[Any, tuple[Any, str, list[list[int]]]] = {}
+        self.useful = any(_library_name(b.value) for b in bindings(func))
+        count = func.attrs.get("num_input") if func.attrs is not None else None
+        allowed = count is not None and _packing_allowed()
+        self._weights = set(func.params[int(count or 0) :]) if allowed else set()
+
+    def visit_call_(self, call: Any) -> Any:
+        """A call of the helper's where there is a better one."""
+        name = _library_name(call)
+        if name in _PRODUCTS:
+            return self._product(name, call)
+        if name in _CONVOLUTIONS:
+            return self._convolution(name, call)
+        return self.visit_expr_post_order(call)
+
+    def _product(self, name: str, call: Any) -> Any:
+        operands = list(call.args[1].fields)
+        x, weight = operands[:2]
+        sizes, matrix = sizes_of(x), sizes_of(weight)
+        wanted = {dtype_of(v) for v in (*operands, call)} == {"float32"}
+        if not wanted or not sizes or matrix is None or len(matrix) != 2:
+            return call
+        rows = _product_of(sizes[:-1])
+        if rows is None or rows <= FEW_ROWS:  # the helper looks again at each call
+            other = f"{PREFIX}rows_{name[-2:]}"
+            return relax.call_dps_packed(other, relax.Tuple(operands), out_ty=call.ty)
+        turned = name == "matmul_nt"
+        n, k = matrix if turned else reversed(matrix)
+        if len(sizes) < 2 or not (isinstance(n, int) and isinstance(k, int)):
+            return call
+        if rows > _MOST_ROWS or n * k < _LEAST_WEIGHT or n < 2 * k:
+            return call
+        weight = self._pack(weight, "pack_linear", [[int(turned), rows]])
+        if weight is None:
+            return call
+        return _pure("packed_linear", [x, weight, *operands[2:]], call.ty)
+
+    def _convolution(self, name: str, call: Any) -> Any:
+        *operands, settings = call.args[1].fields
+        x, weight = operands[:2]
+        if len({dtype_of(v) for v in (*operands, call)}) != 1:
+            return call
+        values = [int(v.value) for v in settings.values]
+        sizes, kernel, out = sizes_of(x), sizes_of(weight), sizes_of(call)
+        last = name.endswith("_nhwc")
+        if sizes and kernel and out and self._pays(values, sizes, kernel, out, last):
+            ending = "_nhwc" if last else ""
+            logical = [sizes[0], sizes[-1], *sizes[1:-1]] if last else sizes
+            packed = self._pack(weight, f"pack_conv{ending}", [values, logical])
+            if packed is not None:
+                arguments = [x, packed, *operands[2:], settings]
+                return _pure(f"packed_conv{ending}", arguments, call.ty)
+        return _pure(f"new_{name}", [*operands, settings], call.ty)
+
+    def _pays(self, values: list[int], sizes: Any, kernel: Any, out: Any, last: bool) -> bool:
+        groups, transposed = values[-2:]
+        if transposed or groups != 1 or not all(isinstance(s, int) for s in (*sizes, *kernel)):
+            return False
+        places = _product_of([out[0], *(out[1:-1] if last else out[2:])])
+        weight = _product_of(kernel)
+        if places is None or weight is None:
+            return False
+        return 0 < places <= _MOST_PLACES and weight >= _LEAST_KERNEL
+
+    def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
+        """The variable of a packed weight, if it may be packed so: a weight is packed one way."""
+        if weight not in self._weights or dtype_of(weight) != "float32":
+            return None
+        made = self.packed.get(weight)
+        if made is None:
+            var = relax.Var(f"{weight.name}_packed", relax.AnyType())
+            made = self.packed[weight] = var, function, settings
+        return made[0] if made[1:] == (function, settings) else None
+
+
+def _library_name(value: Any) -> str:
+    """The library's function that a call writes the output of; empty for all else."""
+    if name_of(value) != "relax.call_dps_packed":
+        return ""
+    symbol = str(getattr(value.args[0], "global_symbol", ""))
+    return symbol[len(PREFIX) :] if symbol.startswith(PREFIX) else ""
+
+
+def _pure(name: str, arguments: list[Any], ty: Any) -> Any:
+    return relax.op.call_pure_packed(PREFIX + name, *arguments, ty_args=ty)
+
+
+def _product_of(sizes: list[Any]) -> int | None:
+    product = 1
+    for size in sizes:
+        if not isinstance(size, int):
+            return None
+        product *= size
+    return product
+
+
+def _packed_weights(mod: Any, name: str, func: Any, calls: _Calls) -> Any:
+    """Let a function take packed weights, and its transform make them; the function."""
+    leading = int(func.attrs["num_input"])
+    weights = list(func.params[leading:])
+    used = {v for b in bindings(func) for v in relax.analysis.free_vars(b.value)}
+    used.update(relax.analysis.free_vars(result_of(func)))
+    kept = [i for i, w in enumerate(weights) if w in used or w not in calls.packed]
+    packed = [i for i, w in enumerate(weights) if w in calls.packed]
+    params = [
+        *func.params[:leading],
+        *(weights[i] for i in kept),
+        *(calls.packed[weights[i]][0] for i in packed),
+    ]
+    transform = name + TRANSFORM
+    before = mod[transform] if transform in [g.name_hint for g in mod.get_global_vars()] else None
+    mod[transform] = _transform(transform, before, weights, kept, packed, calls)
+    return relax.Function(params, func.body, func.ret_ty, func.is_pure, func.attrs)
+
+
+def _transform(
+    name: str, before: Any, weights: list[Any], kept: list[int], packed: list[int], calls: _Calls
+) -> Any:
+    """A transform of weights, or one that would return them as they are, that packs some."""
+    builder = relax.BlockBuilder()
+    added: list[Any] = []
+
+    def bind(hint: str, value: Any) -> Any:
+        value = builder.normalize(value)
+        var = relax.Var(hint, value.ty)
+        added.append(relax.VarBinding(var, value))
+        return var
+
+    if before is None:
+        made = relax.Var("params", relax.TupleType([w.ty for w in weights]))
+        params, blocks = [made], []
+    else:
+        made, params, blocks = result_of(before), list(before.params), list(before.body.blocks)
+    fields = {i: bind(weights[i].name, relax.TupleGetItem(made, i)) for i in (*kept, *packed)}
+    objects = []
+    for i in packed:
+        var, function, settings = calls.packed[weights[i]]
+        shapes = [relax.ShapeExpr(values) for values in settings]
+        call = _pure(function, [fields[i], *shapes], relax.AnyType())
+        objects.append(bind(var.name, call))
+    result = bind("result", relax.Tuple([*(fields[i] for i in kept), *objects]))
+    body = builder.normalize(relax.SeqExpr([*blocks, relax.BindingBlock(added)], result))
+    attrs = {"global_symbol": name} if before is None else before.attrs
+    function = relax.Function(params, body, result.ty)
+    return function.with_attrs(attrs) if attrs else function

@@ -1,0 +1,292 @@
+"""Packed weights and products of few rows: where they are used, and that nothing is lost by it."""
+
+import itertools
+
+import pytest
+import torch
+import tvm
+import tvm_ffi
+
+from fx2relax import pipeline
+from fx2relax.pipeline import packing
+from fx2relax.runtime import compiled, library, native
+from fx2relax.testing import assert_matches_eager
+
+pytestmark = pytest.mark.skipif(not native.use(), reason="no C++ compiler")
+mkldnn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+
+random = torch.randn
+
+
+def function(name):
+    return tvm.get_global_func(library.PREFIX + name)
+
+
+def passed(*values):
+    return [tvm_ffi.from_dlpack(v) if isinstance(v, torch.Tensor) else v for v in values]
+
+
+# Few rows
+
+
+@pytest.mark.parametrize("rows", [*range(1, 9), 13, 16])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_few_rows(rows, turned, biased):
+    """Within the rounding of a float32 sum, for sizes around those of vectors and blocks."""
+    for k, n in itertools.product((0, 1, 7, 8, 33, 300), (0, 1, 2, 3, 5, 17, 64)):
+        x, weight, bias = random(rows, k), random(n, k), [random(n)] if biased else []
+        out = torch.full((rows, n), 7.0)
+        given = weight if turned else weight.t().contiguous()
+        function(f"rows_n{'nt'[turned]}")(*passed(x, given, *bias, out))
+        exact = x.double() @ weight.double().t() + (bias[0].double() if biased else 0)
+        bound = x.double().abs() @ weight.double().abs().t() + 3
+        assert torch.all((out - exact).abs() <= bound * 2.0**-22)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_rows_of_more_axes_and_of_one(turned):
+    weight = random(9, 16)
+    for shape in ((16,), (2, 3, 16), (0, 16), (2, 0, 16)):
+        x, out = random(*shape), torch.empty(*shape[:-1], 9)
+        given = weight if turned else weight.t().contiguous()
+        function(f"rows_n{'nt'[turned]}")(*passed(x, given, out))
+        torch.testing.assert_close(out, x @ weight.t())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_more_rows_are_the_library_s(turned):
+    x, weight = random(17, 16), random(9, 16)
+    given = weight if turned else weight.t().contiguous()
+    results = [torch.empty(17, 9) for _ in range(2)]
+    for kind, out in zip(("rows", "matmul"), results, strict=True):
+        function(f"{kind}_n{'nt'[turned]}")(*passed(x, given, out))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_special_values_in_few_rows(turned):
+    x, weight = random(3, 40), random(9, 40)
+    x[0, 0], x[1, 39], weight[2, 20] = float("nan"), float("inf"), -float("inf")
+    out = torch.empty(3, 9)
+    given = weight if turned else weight.t().contiguous()
+    function(f"rows_n{'nt'[turned]}")(*passed(x, given, out))
+    expected = x @ weight.t()
+    torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+def test_few_rows_in_threads_give_the_same_bits():
+    x, weight, results = random(2, 300), random(5000, 300), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(torch.empty(2, 5000))
+            function("rows_nt")(*passed(x, weight, results[-1]))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-5)
+
+
+def test_what_few_rows_do_not_take_is_python_s():
+    x, weight, out = random(3, 16, dtype=torch.float64), random(9, 16).double(), torch.empty(3, 9)
+    before = native.declined()
+    function("rows_nt")(*passed(x, weight, out))
+    assert native.declined() == before + 1
+    torch.testing.assert_close(out, (x.float() @ weight.float().t()))
+
+
+# Convolutions that return their output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_convolutions_that_return_their_output(dtype, last, groups):
+    x, weight = random(2, 4, 7, 7).to(dtype), random(8, 4 // groups, 3, 3).to(dtype)
+    bias, settings = random(8).to(dtype), tvm_ffi.Shape((2, 2, 1, 1, 1, 1, 0, 0, groups, 0))
+    if last:
+        x, weight = (t.permute(0, 2, 3, 1).contiguous() for t in (x, weight))
+    name = "new_conv2d_nhwc" if last else "new_conv2d"
+    before = native.declined()
+    made = torch.from_dlpack(function(name)(*passed(x, weight, bias, settings)))
+    assert native.declined() == before
+    expected = library.FUNCTIONS[name](*passed(x, weight, bias, settings))
+    assert made.is_contiguous()
+    assert made.data_ptr() % 64 == 0
+    assert torch.equal(made, expected)
+
+
+# Packed weights
+
+
+@mkldnn
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_packed_convolutions(last, biased, batch):
+    x, weight = random(batch, 16, 9, 9), random(32, 16, 3, 3)
+    bias, values = [random(32)] if biased else [], (2, 2, 1, 1, 1, 1, 0, 0, 1, 0)
+    expected = torch.conv2d(x, weight, *bias, stride=2, padding=1)
+    settings, ending = tvm_ffi.Shape(values), "_nhwc" if last else ""
+    sizes = tvm_ffi.Shape(tuple(x.shape))
+    if last:
+        x, weight = (t.permute(0, 2, 3, 1).contiguous() for t in (x, weight))
+        expected = expected.permute(0, 2, 3, 1)
+    held = function(f"pack_conv{ending}")(*passed(weight, settings, sizes))
+    made = function(f"packed_conv{ending}")(*passed(x), held, *passed(*bias, settings))
+    made = torch.from_dlpack(made)
+    assert made.is_contiguous()
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+
+
+@mkldnn
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_products(turned, biased):
+    x, weight, bias = random(4, 30, 64), random(96, 64), [random(96)] if biased else []
+    given = weight if turned else weight.t().contiguous()
+    held = function("pack_linear")(*passed(given, tvm_ffi.Shape((int(turned), 120))))
+    made = torch.from_dlpack(function("packed_linear")(*passed(x), held, *passed(*bias)))
+    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias))
+
+
+@mkldnn
+def test_errors_of_packed_calls():
+    held = function("pack_linear")(*passed(random(96, 64), tvm_ffi.Shape((1, 120))))
+    with pytest.raises(RuntimeError, match="does not take"):
+        function("packed_linear")(*passed(random(3, 64), random(96, 64)))
+    with pytest.raises(RuntimeError, match=r"primitive|failed"):
+        function("packed_linear")(*passed(random(3, 5)), held)
+
+
+def lowered(module, *inputs, monkeypatch):
+    """The lowered module of a compiled model, as text, and the compiled model."""
+    texts = []
+    assemble = pipeline.assemble_given
+
+    def spy(mod, *args, **kwargs):
+        texts.append(mod.script(show_meta=False))
+        return assemble(mod, *args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "assemble_given", spy)
+    torch._dynamo.reset()
+    compiled_module = torch.compile(module, backend="relax")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled_module(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+    assert texts
+    return "\n".join(texts), compiled_module
+
+
+@pytest.fixture
+def net():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(64, 128, 3, bias=False),
+        torch.nn.BatchNorm2d(128),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(128, 64, 3),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64 * 25, 10),
+    ).eval()
+
+
+@mkldnn
+def test_a_net_is_packed_and_a_changed_weight_is_seen(net, monkeypatch):
+    x = random(1, 64, 9, 9)
+    text, run = lowered(net, x, monkeypatch=monkeypatch)
+    assert "library.pack_conv" in text
+    assert "library.packed_conv" in text
+    assert "library.rows_nt" in text
+    with torch.no_grad():
+        net[3].weight.mul_(2)
+        torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+        net.load_state_dict({k: v * 0.5 for k, v in net.state_dict().items()})
+        torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@mkldnn
+def test_a_wide_product_is_packed_for_many_rows_only(monkeypatch):
+    linear = torch.nn.Linear(728, 1456)
+    assert "library.packed_linear" in lowered(linear, random(64, 728), monkeypatch=monkeypatch)[0]
+    assert "library.rows_nt" in lowered(linear, random(8, 728), monkeypatch=monkeypatch)[0]
+    narrow = lowered(torch.nn.Linear(1456, 728), random(64, 1456), monkeypatch=monkeypatch)[0]
+    assert "library.matmul_nt" in narrow
+
+
+@mkldnn
+def test_a_weight_of_two_products_is_packed_once(monkeypatch):
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(random(1456, 728))
+
+        def forward(self, a, b):
+            linear = torch.nn.functional.linear
+            return linear(a, self.weight), linear(b, self.weight), self.weight.sum()
+
+    text, _ = lowered(Twice(), random(64, 728), random(80, 728), monkeypatch=monkeypatch)
+    assert text.count("library.pack_linear") == 1
+    assert text.count("library.packed_linear") == 1
+    assert "library.matmul_nt" in text
+
+
+@mkldnn
+def test_where_nothing_is_packed(net, monkeypatch):
+    x = random(1, 64, 9, 9)
+    torch._C._set_mkldnn_enabled(False)  # flags() warns of TF32 on the way
+    try:
+        assert "library.pack" not in lowered(net, x, monkeypatch=monkeypatch)[0]
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "library.pack" not in lowered(net, x, monkeypatch=monkeypatch)[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    grouped = torch.nn.Conv2d(256, 256, 3, groups=256)
+    assert "library.pack" not in lowered(grouped, random(1, 256, 9, 9), monkeypatch=monkeypatch)[0]
+    turned = torch.nn.ConvTranspose2d(128, 128, 3)
+    assert "library.pack" not in lowered(turned, random(1, 128, 9, 9), monkeypatch=monkeypatch)[0]
+    double = net.double()
+    assert "library.pack" not in lowered(double, x.double(), monkeypatch=monkeypatch)[0]
+
+
+def test_without_the_helper_or_the_library_there_are_no_native_calls(net, monkeypatch):
+    x = random(1, 64, 9, 9)
+    monkeypatch.setattr(packing.native, "use", lambda: False)
+    text, _ = lowered(net, x, monkeypatch=monkeypatch)
+    assert "library.matmul_nt" in text
+    assert "library.new_conv" not in text
+    assert "library.pack" not in text
+
+
+def test_switched_off_nothing_is_compiled(monkeypatch):
+    monkeypatch.setenv(compiled.SWITCH, "0")
+    assert compiled.load("native", native._SOURCES) is None
+
+
+def test_library_none_has_no_packed_call():
+    torch._dynamo.reset()
+    linear = torch.nn.Linear(728, 1456)
+    run = torch.compile(linear, backend="relax", options={"library": "none"})
+    x = random(4, 728)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), linear(x), rtol=1e-4, atol=1e-4)
+
+
+def test_training_packs_nothing_and_learns():
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 128, 3), torch.nn.Flatten(), torch.nn.Linear(1152, 4)
+    )
+    assert_matches_eager(net, random(2, 64, 5, 5), grad=True)
+
+
+def test_calls_are_counted():
+    from fx2relax import report
+
+    torch._dynamo.reset()
+    before = report.counters.library_calls
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(72, 4))
+    with torch.no_grad():
+        torch.compile(net, backend="relax")(random(1, 3, 5, 5))
+    assert report.counters.library_calls - before == 2
