@@ -148,9 +148,7 @@ def _values(weights: Any, v: Any, first: bool, dtype: str) -> Any:
     j = te.reduce_axis((0, keys), "j")
     return te.compute(
         (batch, queries, heads, v.shape[3]),
-        lambda b, i, h, d: te.sum(
-            weights(b, h, i, j) * _at(v, first, b, j, h, d, dtype), axis=j
-        ),
+        lambda b, i, h, d: te.sum(weights(b, h, i, j) * _at(v, first, b, j, h, d, dtype), axis=j),
         name="values",
         attrs={CONTRACTION: 1},
     )

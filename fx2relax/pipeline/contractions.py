@@ -38,16 +38,6 @@ class Step:
     indices: list[Any]
     value: Any
 
-    def at(self, places: dict[Any, Any], read: Any) -> tuple[Any, list[Any]]:
-        """The value and the indices where the axes have these values.
-
-        Args:
-            places: from an axis' variable to its value.
-            read: from a load to what stands in its place.
-        """
-        replaced = _Replace(places, read)
-        return replaced.expr(self.value), [replaced.expr(i) for i in self.indices]
-
 
 @dataclass
 class Group:
@@ -176,15 +166,16 @@ def _described(block: Block, after: Sequence[Block], marks: dict[str, Any]) -> C
 
 def _group(axis: Axis, size: int) -> Group:
     dtype = axis.var.ty.dtype
-    number = Axis(
-        tirx.Var("group", dtype), SPATIAL, tirx.const((axis.length or 0) // size, dtype)
-    )
+    number = Axis(tirx.Var("group", dtype), SPATIAL, tirx.const((axis.length or 0) // size, dtype))
     member = Axis(tirx.Var("member", dtype), SPATIAL, tirx.const(size, dtype))
     return Group(axis.var, number, member, size)
 
 
-def conditions(y: Any, var: Any) -> tuple[Any, list[Any]]:
-    """What ``if_then_else(a and b and ..., value, 0)`` gives, and of a, b, ... those without `var`."""
+def split_guard(y: Any, var: Any) -> tuple[Any, list[Any]]:
+    """What ``if_then_else(a and b and ..., value, 0)`` gives, and those of a, b, ... without `var`.
+
+    Any other expression is given back as it is.
+    """
     if not is_guard(y):
         return y, []
     parts: list[Any] = []
@@ -198,6 +189,11 @@ def conditions(y: Any, var: Any) -> tuple[Any, list[Any]]:
 
     collect(y.args[0])
     return y.args[1], parts
+
+
+def evaluate(expr: Any, places: dict[Any, Any], read: Any = lambda load: load) -> Any:
+    """An expression where variables have values, and ``read(load)`` in place of each load."""
+    return _Replace(places, read).expr(expr)
 
 
 def _step(block: Block, result: Any) -> Step | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tvm
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -19,6 +20,8 @@ from fx2relax.compat import Expr, TensorType, Var, is_prim_expr, op, shape_value
 _CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
 
 
+#: The attribute of a kernel whose result is to be lifted though it may be larger than a weight.
+PACKS = "fx2relax.packs"
 #: What `LiftTransformParams` adds to a function's name for the transform of its weights.
 TRANSFORM = "_transform_params"
 
@@ -43,7 +46,7 @@ def lift(mod: Any) -> Any:
     lifted_any = False
     for name, function in mod.functions_items():
         if isinstance(function, relax.Function) and _has_weights(function):
-            found = _Holder(function)
+            found = _Holder(mod, function)
             held[name] = found.hold()
             lifted_any = lifted_any or found.lifts
     if not lifted_any:
@@ -63,9 +66,9 @@ def _has_weights(function: Any) -> bool:
 class _Holder(PyExprMutator):  # type: ignore[misc]
     """Marks what must not be lifted, and finds whether anything else is left to lift."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, mod: Any, function: Any) -> None:
         super().__init__()
-        self.function = function
+        self.mod, self.function = mod, function
         self.weights: set[Any] = set(function.params[int(function.attrs["num_input"]) :])
         self.given: set[Any] = set(function.params[: int(function.attrs["num_input"])])
         self.lifts = False
@@ -110,9 +113,19 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         result = _count(type_of(var))
         if result is None:
             return False
+        if self._packs(call):
+            return True
         sources = [a for a in _leaves(call.args) if isinstance(a, Var)]
         given = sum(_count(type_of(a)) or 0 for a in sources)
         return result <= max(given, 1)
+
+    def _packs(self, call: Any) -> bool:
+        """Whether a kernel writes a weight as another kernel reads it, some zeros added."""
+        kernel = call.args[0] if call.args else None
+        if not isinstance(kernel, tvm.ir.GlobalVar):
+            return False
+        attrs = self.mod[kernel].attrs
+        return attrs is not None and PACKS in attrs
 
     def _held(self, call: Any) -> Any:
         args = [_stopped(a, self.weights) for a in call.args]

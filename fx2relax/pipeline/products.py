@@ -16,7 +16,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .attentions import attend, is_attention
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
-from .library import _Uses, _dtype, _name, _sizes, _untransposed
+from .library import _dtype, _name, _sizes, _untransposed, _Uses
+from .lift import PACKS
 from .tiles import lanes_of
 
 _HALF = ("float16", "bfloat16")
@@ -82,7 +83,9 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         if packs:
             lanes = lanes_of(self.target, wide)
             packed = build.emit(
-                build.call_te(pack, y, y_turned, lanes, primfunc_name_hint="pack")
+                build.call_te(
+                    pack, y, y_turned, lanes, primfunc_name_hint="pack", primfunc_attrs={PACKS: 1}
+                )
             )
             columns = (_sizes(y) or [])[0 if y_turned else 1]
             return build.call_te(

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .contractions import Contraction, Step
+from .contractions import Contraction, Step, evaluate
 from .tir import NotHandled, Rewriter, TensorLoad
 
 #: From the contraction's axes' values and the place of the sum in its tile to a statement.
@@ -117,11 +117,10 @@ def _statement(step: Step, own: dict[Any, Any], tiles: dict[Any, Any], target: A
             tile = next((t for b, t in tiles.items() if b.same_as(load.source)), None)
             return load if tile is None else tirx.BufferLoad(tile, [place])
 
-        value, indices = step.at(here, read)
+        value = evaluate(step.value, here, read)
+        indices = [evaluate(i, here) for i in step.indices]
         if target is not None:
             return tirx.BufferStore(target, value, [place])
         return tirx.BufferStore(step.target, value, indices)
 
     return make
-
-

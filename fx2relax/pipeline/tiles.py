@@ -123,19 +123,13 @@ def _even(size: int | None, most: int, step: int = 1) -> int:
     return max(math.ceil(part / step) * step, step)
 
 
-def rows_of_plane(height: int, width: int, lanes: int, depth: int, size: int) -> int:
-    """How many lines of a plane one tile has, so that few columns are computed in vain.
-
-    Args:
-        height, width: of the plane.
-        lanes: the columns of a panel.
-        depth: the products added at a time.
-        size: the bytes of an element.
-    """
-    most = max(min(height, _CACHE // max(depth * size * width, 1), max(256 // width, 1)), 1)
+def rows_of_plane(height: int, width: int, tiles: Tiles) -> int:
+    """How many lines of a plane (height, width) one tile has, for few columns in vain."""
+    line = tiles.depth * width * 4
+    most = max(min(height, _CACHE // line, 256 // width), 1)
 
     def cost(lines: int) -> float:
-        panels = math.ceil(lines * width / lanes)
+        panels = math.ceil(lines * width / tiles.lanes)
         return math.ceil(height / lines) * (panels + 0.25)
 
     return min(range(1, most + 1), key=lambda lines: (cost(lines), -lines))
