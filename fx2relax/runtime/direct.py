@@ -187,7 +187,7 @@ def _lies_well(spec: InputSpec, tensor: Any) -> bool:
     physical = tensor if spec.permutation is None else tensor.permute(spec.permutation)
     if not physical.is_contiguous() or tensor.numel() == 0:
         return False
-    return tensor.data_ptr() % tensor.element_size() == 0
+    return bool(tensor.data_ptr() % tensor.element_size() == 0)
 
 
 def _guard(specs: Sequence[InputSpec], tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
