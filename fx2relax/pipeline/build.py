@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 from ..compat import const_int
-from .codegen import NAME
+from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .lapack import use_lapack
@@ -20,6 +20,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
+from .shared import shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -65,15 +66,42 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
     return assemble(lower(mod, target=target, library=library), target=target)
 
 
-def assemble(lowered: Any, *, target: Any = None) -> Any:
-    """Compile what `lower` returned, for the same target."""
+def assemble(lowered: Any, *, target: Any = None, checked: bool = True) -> Any:
+    """Compile what `lower` returned, for the same target.
+
+    Args:
+        lowered: the module.
+        target: see `lower`.
+        checked: whether each kernel checks the strides, alignment and sizes of what it is called
+            with; the virtual machine checks the dtypes and sizes of a function's arguments in
+            any case.
+    """
     target = as_target(target)
     share_threads()
     if holds_masks(lowered):
         target = without_loop_vectorizer(target)
+    name = NAME if checked else UNCHECKED
     with target:
         pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
-        return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)
+        return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=name)
+
+
+def assemble_library(lowered: Any, *, target: Any = None, checked: bool = True) -> Any:
+    """`assemble` ahead of time.
+
+    Returns:
+        the bytes of a shared library that `runtime.loading.load` makes an executable of; None
+        where there is no linker.
+    """
+    target = as_target(target)
+    share_threads()
+    alone = holds_masks(lowered)
+    if alone:
+        target = without_loop_vectorizer(target)
+    with target:
+        lowered = _to_virtual_machine(views=not _holds_empty(lowered))(lowered)
+    # LLVM's options belong to the process: with options of its own a module is compiled alone.
+    return shared_library(lowered, target, NAME if checked else UNCHECKED, workers=2 - alone)
 
 
 def _holds_empty(mod: Any) -> bool:
