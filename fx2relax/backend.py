@@ -17,15 +17,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, detect_fake_mode
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, pipeline, registry, report, rng_states, traced
+from fx2relax import decompositions, kept, programs, registry, report, rng_states, traced
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
-from fx2relax.importer import import_graph
 from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
 from fx2relax.options import Options
@@ -34,7 +33,6 @@ from fx2relax.params import InputSpec
 from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
-from fx2relax.shapes import SymbolTable
 from fx2relax.storages import whole_inputs
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
@@ -195,23 +193,9 @@ class _Compiler:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
-        imported = import_graph(
-            graph,
-            specs,
-            symbols=SymbolTable(_ranges(graph)),
-            on_unsupported=self.options.on_unsupported,
-            library=self.options.library,
-            output_strides=True,
-            halves=True,
-        )
-        lowered = pipeline.lower(
-            imported.mod,
-            library=self.options.library,
-            lift_weights=imported.num_input < len(imported.params),
-        )
-        executable = pipeline.assemble(lowered)
-        _count(imported, pipeline.census(lowered), time.perf_counter() - start)
-        return Program(imported, executable, device)
+        built = programs.build(graph, specs, self.options)
+        _count(built.imported, built.census, time.perf_counter() - start)
+        return Program(built.imported, built.executable, device)
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
@@ -239,13 +223,6 @@ def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
             spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
         specs.append(spec)
     return specs
-
-
-def _ranges(graph: torch.fx.GraphModule) -> Any:
-    """What Dynamo's guards make certain of the sizes."""
-    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-    mode = detect_fake_mode(values)
-    return mode.shape_env.var_to_range if mode is not None and mode.shape_env is not None else None
 
 
 def _device(graph: torch.fx.GraphModule) -> torch.device:

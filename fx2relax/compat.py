@@ -40,6 +40,7 @@ __all__ = [
     "Var",
     "const_int",
     "const_number",
+    "cpu_features",
     "dtype_of",
     "from_torch",
     "is_prim_expr",
@@ -115,6 +116,15 @@ def const_number(expr: Any) -> bool | int | float | None:
         return None
     number: bool | int | float | None = None if value.shape else value.numpy().item()
     return number
+
+
+def cpu_features() -> list[str]:
+    """The processor that LLVM sees, and what it can do."""
+    codegen = "tvm.codegen.llvm."
+    name = tvm.get_global_func(f"{codegen}GetHostCPUName", allow_missing=True)
+    found = tvm.get_global_func(f"{codegen}GetHostCPUFeatures", allow_missing=True)
+    features = found() if found is not None else {}
+    return [str(name()) if name is not None else "", *sorted(f"{k}={v}" for k, v in features.items())]
 
 
 def register_global_func(name: str, function: Any) -> None:

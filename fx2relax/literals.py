@@ -33,6 +33,8 @@ def encode(value: Any, extra: Extra | None = None) -> Any:
     """
     if type(value) in _PLAIN:
         return value
+    if isinstance(value, str):  # TVM has a class of its own for them
+        return str(value)
     if type(value) is float:
         return {"float": value.hex()}
     if type(value) is complex:

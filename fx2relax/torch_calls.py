@@ -149,6 +149,11 @@ class TorchCall:
         """A bound value as an argument of the packed function: a size travels as a shape."""
         return as_operand(bound) if is_prim_expr(bound) else bound
 
+    def example(self) -> tuple[list[Any], dict[str, Any]]:
+        """The node's arguments, with nodes in the place of operands."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.structure)
+        return args, kwargs
+
     def state(self) -> dict[str, Any]:
         """All that is not said by the node: see `restore`."""
         layouts = [layout and [layout.order, layout.expanded] for layout in self._layouts]

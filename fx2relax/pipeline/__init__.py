@@ -1,5 +1,6 @@
 """Relax and TIR passes: one concern a file."""
 
 from .build import assemble, assemble_library, build, census, lower
+from .shared import LinkError
 
-__all__ = ["assemble", "assemble_library", "build", "census", "lower"]
+__all__ = ["LinkError", "assemble", "assemble_library", "build", "census", "lower"]

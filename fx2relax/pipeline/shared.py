@@ -6,7 +6,6 @@ Independent kernels are compiled side by side: TVM gives up Python's lock while 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import shutil
 import subprocess
@@ -19,7 +18,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-_log = logging.getLogger(__name__)
+
+
+class LinkError(RuntimeError):
+    """The linker could not make a library of a program."""
+
+
 # A module of LLVM's has a cost of its own.
 _KERNELS_APART = 4
 
@@ -44,7 +48,10 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
         workers: how many kernels may be compiled at a time.
 
     Returns:
-        the library; None where it cannot be linked.
+        the library; None where there is no linker.
+
+    Raises:
+        LinkError: the linker failed.
     """
     command = linker()
     if command is None:
@@ -77,9 +84,9 @@ def _link(command: tuple[str, ...]) -> Any:
                 capture_output=True,
                 timeout=120,
             )
-        except subprocess.CalledProcessError as error:
-            text = error.stderr.decode(errors="replace").strip()
-            raise RuntimeError(f"{command[0]} cannot link a program: {text[-2000:]}") from error
+        except (OSError, subprocess.SubprocessError) as error:
+            text = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
+            raise LinkError(f"{command[0]} cannot link it: {text[-2000:]}") from error
 
     return link
 
