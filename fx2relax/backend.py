@@ -21,7 +21,16 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, programs, registry, report, rng_states, traced
+from fx2relax import (
+    decompositions,
+    kept,
+    never_slower,
+    programs,
+    registry,
+    report,
+    rng_states,
+    traced,
+)
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -72,7 +81,7 @@ def relax(
         try:
             _refuse_writes(graph_module)
             with _tangent_strides(graph_module):
-                return aot_autograd(
+                compiled = aot_autograd(
                     fw_compiler=compiler.forward,
                     bw_compiler=compiler.backward,
                     inference_compiler=compiler.inference,
@@ -80,6 +89,7 @@ def relax(
                     partition_fn=min_cut_rematerialization_partition,
                     keep_inference_input_mutations=True,
                 )(kept_module, example_inputs)
+                return compiler.contest(compiled, graph_module)
         except (Fx2RelaxError, TorchDynamoException):
             raise
         except Exception as error:
@@ -138,9 +148,23 @@ class _Compiler:
         self.options = options
         self.names = names
         self.context = contextvars.copy_context()
+        self.verdicts: never_slower.Verdicts | None = None
+
+    def contest(self, compiled: Any, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
+        """What was compiled of Dynamo's graph, unless eager turns out to be faster."""
+        if self.verdicts is None:
+            return compiled  # type: ignore[no-any-return]
+        nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
+        return never_slower.Contest(compiled, graph_module.forward, nodes, self.verdicts)
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return self._compile(graph, self._specs(graph, freeze=True))
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        infos = metadata.input_info if metadata is not None else []
+        mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
+        watch = never_slower.enabled(self.options.never_slower) and metadata is not None
+        watch = watch and never_slower.leaves_no_trace(graph, mutates)
+        return self._compile(graph, self._specs(graph, freeze=True), watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         context = TracingContext.try_get()
@@ -172,13 +196,15 @@ class _Compiler:
             spec.mutated = position < len(infos) and infos[position].mutates_data
         return specs
 
-    def _compile(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> Any:
+    def _compile(
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], watch: bool = False
+    ) -> Any:
         start = time.perf_counter()
         writes = take_writes(graph)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
             with _disable_current_modes():
-                program = self._build(graph, specs, start)
+                program = self._build(graph, specs, start, watch)
         except Exception as error:
             if self.options.on_unsupported == "raise":
                 if isinstance(error, Fx2RelaxError):
@@ -188,13 +214,15 @@ class _Compiler:
         return _boxed(writing(_guarded(program, graph), writes))
 
     def _build(
-        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float, watch: bool
     ) -> Callable[..., Any]:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
         built = programs.build(graph, specs, self.options)
         _count(built.imported, built.census, time.perf_counter() - start)
+        if watch:
+            self.verdicts = never_slower.Verdicts(built.store, built.key)
         return Program(built.imported, built.executable, device)
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:

@@ -124,7 +124,10 @@ def cpu_features() -> list[str]:
     name = tvm.get_global_func(f"{codegen}GetHostCPUName", allow_missing=True)
     found = tvm.get_global_func(f"{codegen}GetHostCPUFeatures", allow_missing=True)
     features = found() if found is not None else {}
-    return [str(name()) if name is not None else "", *sorted(f"{k}={v}" for k, v in features.items())]
+    return [
+        str(name()) if name is not None else "",
+        *sorted(f"{k}={v}" for k, v in features.items()),
+    ]
 
 
 def register_global_func(name: str, function: Any) -> None:

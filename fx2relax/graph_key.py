@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, kept, registry
 from fx2relax.compat import cpu_features, tvm, tvm_ffi

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}, {"coverage", "coverage_report", "core_calls"}],
-    [{"programs"}],
+    [{"programs"}, {"never_slower"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
         {

@@ -19,7 +19,6 @@ import tvm_ffi
 from tvm import relax
 
 
-
 class LinkError(RuntimeError):
     """The linker could not make a library of a program."""
 
