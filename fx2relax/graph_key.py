@@ -108,7 +108,7 @@ class _Graph:
             if isinstance(val, (list, tuple)):
                 return [self._value(v) for v in val]
             return self._number(val) if isinstance(val, _SYMBOLIC) else _plain(val)
-        said = [type(val).__name__, str(val.dtype), str(val.layout), str(val.device)]
+        said: list[Any] = [type(val).__name__, str(val.dtype), str(val.layout), str(val.device)]
         said.append([self._number(n) for n in val.shape])
         said += [val.is_conj(), val.is_neg(), val.requires_grad, val.is_quantized]
         if val.layout is torch.strided:

@@ -68,9 +68,9 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
         else:
             for part, path in zip(parts, objects, strict=True):
                 emit(part, path)
-        path = Path(folder) / "program.so"
-        executable.export_library(str(path), addons=objects, fcompile=_link(command))
-        return path.read_bytes()
+        library = Path(folder) / "program.so"
+        executable.export_library(str(library), addons=objects, fcompile=_link(command))
+        return library.read_bytes()
 
 
 def _link(command: tuple[str, ...]) -> Any:
