@@ -17,15 +17,23 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, detect_fake_mode
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax import decompositions, kept, pipeline, registry, report, rng_states, traced
+from fx2relax import (
+    decompositions,
+    kept,
+    never_slower,
+    programs,
+    registry,
+    report,
+    rng_states,
+    traced,
+)
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
-from fx2relax.importer import import_graph
 from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
 from fx2relax.options import Options
@@ -34,7 +42,6 @@ from fx2relax.params import InputSpec
 from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
-from fx2relax.shapes import SymbolTable
 from fx2relax.storages import whole_inputs
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
@@ -74,7 +81,7 @@ def relax(
         try:
             _refuse_writes(graph_module)
             with _tangent_strides(graph_module):
-                return aot_autograd(
+                compiled = aot_autograd(
                     fw_compiler=compiler.forward,
                     bw_compiler=compiler.backward,
                     inference_compiler=compiler.inference,
@@ -82,6 +89,7 @@ def relax(
                     partition_fn=min_cut_rematerialization_partition,
                     keep_inference_input_mutations=True,
                 )(kept_module, example_inputs)
+                return compiler.contest(compiled, graph_module)
         except (Fx2RelaxError, TorchDynamoException):
             raise
         except Exception as error:
@@ -140,9 +148,23 @@ class _Compiler:
         self.options = options
         self.names = names
         self.context = contextvars.copy_context()
+        self.verdicts: never_slower.Verdicts | None = None
+
+    def contest(self, compiled: Any, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
+        """What was compiled of Dynamo's graph, unless eager turns out to be faster."""
+        if self.verdicts is None:
+            return compiled  # type: ignore[no-any-return]
+        nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
+        return never_slower.Contest(compiled, graph_module.forward, nodes, self.verdicts)
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return self._compile(graph, self._specs(graph, freeze=True))
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        infos = metadata.input_info if metadata is not None else []
+        mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
+        watch = never_slower.enabled(self.options.never_slower) and metadata is not None
+        watch = watch and never_slower.leaves_no_trace(graph, mutates)
+        return self._compile(graph, self._specs(graph, freeze=True), watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         context = TracingContext.try_get()
@@ -174,13 +196,15 @@ class _Compiler:
             spec.mutated = position < len(infos) and infos[position].mutates_data
         return specs
 
-    def _compile(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> Any:
+    def _compile(
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], watch: bool = False
+    ) -> Any:
         start = time.perf_counter()
         writes = take_writes(graph)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
             with _disable_current_modes():
-                program = self._build(graph, specs, start)
+                program = self._build(graph, specs, start, watch)
         except Exception as error:
             if self.options.on_unsupported == "raise":
                 if isinstance(error, Fx2RelaxError):
@@ -190,28 +214,17 @@ class _Compiler:
             return _boxed(writing(_of_tuple(eager), writes))
         return _boxed(writing(_guarded(program, graph), writes))
 
-    def _build(self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float) -> Program:
+    def _build(
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float, watch: bool
+    ) -> Program:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
-        imported = import_graph(
-            graph,
-            specs,
-            symbols=SymbolTable(_ranges(graph)),
-            on_unsupported=self.options.on_unsupported,
-            library=self.options.library,
-            output_strides=True,
-            halves=True,
-        )
-        lowered = pipeline.lower(
-            imported.mod,
-            library=self.options.library,
-            lift_weights=imported.num_input < len(imported.params),
-        )
-        leading = imported.num_input + bool(imported.solved)
-        executable, calling = pipeline.assemble_given(lowered, imported.name, leading)
-        _count(imported, pipeline.census(lowered), time.perf_counter() - start)
-        return Program(imported, executable, device, calling)
+        built = programs.build(graph, specs, self.options)
+        _count(built.imported, built.census, time.perf_counter() - start)
+        if watch:
+            self.verdicts = never_slower.Verdicts(built.store, built.key)
+        return Program(built.imported, built.executable, device, built.calling)
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
@@ -239,13 +252,6 @@ def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
             spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
         specs.append(spec)
     return specs
-
-
-def _ranges(graph: torch.fx.GraphModule) -> Any:
-    """What Dynamo's guards make certain of the sizes."""
-    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-    mode = detect_fake_mode(values)
-    return mode.shape_env.var_to_range if mode is not None and mode.shape_env is not None else None
 
 
 def _device(graph: torch.fx.GraphModule) -> torch.device:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 #: A size: a number, or Python's text for one over the names of `Calling.symbols`.
 Size = int | str
@@ -47,3 +49,17 @@ class Calling:
     symbols: tuple[tuple[str, int, int], ...] = ()
     implied: tuple[tuple[int, int, int], ...] = ()
     kernel: tuple[str, tuple[int, ...]] | None = None
+
+    def spelled(self) -> list[Any]:
+        """All of it as JSON has it, for `read`."""
+        return list(dataclasses.astuple(self))
+
+    @classmethod
+    def read(cls, said: list[Any]) -> Calling:
+        """What `spelled` spelled."""
+        results, given, *rest = _tuples(said)
+        return cls(results, tuple(Given(*g) for g in given), *rest)
+
+
+def _tuples(said: Any) -> Any:
+    return tuple(_tuples(s) for s in said) if isinstance(said, (list, tuple)) else said

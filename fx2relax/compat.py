@@ -40,6 +40,7 @@ __all__ = [
     "Var",
     "const_int",
     "const_number",
+    "cpu_features",
     "dtype_of",
     "from_torch",
     "is_prim_expr",
@@ -120,6 +121,18 @@ def const_number(expr: Any) -> bool | int | float | None:
 # The virtual machine keeps what its last function returned; this one returns nothing, and so frees
 # the outputs of the one before as soon as their caller drops them.
 RELEASE = "fx2relax_release"
+
+
+def cpu_features() -> list[str]:
+    """The processor that LLVM sees, and what it can do."""
+    codegen = "tvm.codegen.llvm."
+    name = tvm.get_global_func(f"{codegen}GetHostCPUName", allow_missing=True)
+    found = tvm.get_global_func(f"{codegen}GetHostCPUFeatures", allow_missing=True)
+    features = found() if found is not None else {}
+    return [
+        str(name()) if name is not None else "",
+        *sorted(f"{k}={v}" for k, v in features.items()),
+    ]
 
 
 def register_global_func(name: str, function: Any) -> None:

@@ -17,7 +17,8 @@ class Imported:
     """A Relax module and what the runtime has to know to call it.
 
     Attributes:
-        mod: the module; its function `name` takes `params` in order.
+        mod: the module; its function `name` takes `params` in order. None where the program was
+            compiled before.
         params: the Relax function's parameters; the first `num_input` are the caller's.
         outputs: how the graph's flat outputs are made from what the function returns.
         torch_calls: the nodes that run in PyTorch, by the name of their packed function.

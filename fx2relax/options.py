@@ -24,6 +24,9 @@ class Options:
         call_function_map: converters for Python functions, Tensor methods and ATen overloads,
             for this call only.
         call_module_map: the same for module classes.
+        cache: whether compiled programs are kept on disk and found there.
+        cache_size: how many bytes they may take; $FX2RELAX_CACHE_SIZE or 1 GiB when left out.
+        never_slower: whether a graph that eager runs faster runs in eager, see `never_slower`.
         mode: the mode of `torch.compile`.
     """
 
@@ -31,6 +34,9 @@ class Options:
     library: str = "torch"
     call_function_map: Mapping[Any, Callable[..., Any]] | None = None
     call_module_map: Mapping[Any, Callable[..., Any]] | None = None
+    cache: bool = True
+    cache_size: int | None = None
+    never_slower: bool = True
     mode: str = "default"
 
     @classmethod
@@ -51,6 +57,12 @@ class Options:
                 raise OptionError(
                     f"option {key}={given[key]!r}; it takes {' or '.join(map(repr, choices))}"
                 )
+        for key in ("cache", "never_slower"):
+            if not isinstance(given.get(key, True), bool):
+                raise OptionError(f"option {key}={given[key]!r}; it takes True or False")
+        size = given.get("cache_size")
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+            raise OptionError(f"option cache_size={size!r}; it takes a number of bytes")
         return cls(**given, mode=mode or "default")
 
     @property

@@ -57,6 +57,11 @@ _scopes: contextvars.ContextVar[tuple[dict[Target, Converter], ...]] = contextva
 )
 
 
+_watched: contextvars.ContextVar[list[Converter] | None] = contextvars.ContextVar(
+    "fx2relax_watched", default=None
+)
+
+
 def kind_of(target: Target) -> str:
     """What sort of FX target this is; raises RegistrationError for what is none."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
@@ -128,13 +133,31 @@ def lookup(target: Target) -> Converter | None:
     """The converter of a target: the innermost override first, then the registered one."""
     for scope in reversed(_scopes.get()):
         if target in scope:
-            return scope[target]
-    return _shipped.get(target) if _hashable(target) else None
+            return _seen(scope[target])
+    return _seen(_shipped.get(target)) if _hashable(target) else None
 
 
 def lookup_complex(target: Target) -> Converter | None:
     """The converter of a target's calls that take or give complex tensors."""
-    return _complex.get(target) if _hashable(target) else None
+    return _seen(_complex.get(target)) if _hashable(target) else None
+
+
+def _seen(found: Converter | None) -> Converter | None:
+    watched = _watched.get()
+    if watched is not None and found is not None:
+        watched.append(found)
+    return found
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Converter]]:
+    """The converters that are looked up inside a ``with`` block, in order."""
+    found: list[Converter] = []
+    token = _watched.set(found)
+    try:
+        yield found
+    finally:
+        _watched.reset(token)
 
 
 def _hashable(target: Target) -> bool:

@@ -26,6 +26,10 @@ class Stats:
         self.compile_seconds = 0.0
         self.calls = 0
         self.fallback_ops: Counter[str] = Counter()
+        self.graphs_slower = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
+        self.cache_skipped: Counter[str] = Counter()
 
     def add_graph(
         self,
@@ -63,6 +67,10 @@ class Stats:
             "relax_calls": self.relax_calls,
             "tir_kernels": self.tir_kernels,
             "library_calls": self.library_calls,
+            "graphs_slower": self.graphs_slower,
+            "cache_hits": self.cache_hits,
+            "cache_misses": self.cache_misses,
+            "cache_skipped": dict(self.cache_skipped),
         }
 
 
@@ -78,7 +86,9 @@ def stats() -> dict[str, Any]:
         their whole graph; ``fallback_ops``, {operator: nodes}; ``compile_seconds``; ``calls`` of
         compiled graphs; ``relax_calls``, ``tir_kernels`` and ``library_calls``, the operator
         calls imported, the kernels generated and the calls into PyTorch's kernel library in the
-        compiled programs.
+        compiled programs; ``graphs_slower``, those that run in eager because eager is faster;
+        ``cache_hits`` and ``cache_misses``, the graphs found compiled on disk and those stored
+        there; ``cache_skipped``, {why a graph's program is not stored: graphs}.
     """
     return counters.snapshot()
 

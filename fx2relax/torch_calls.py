@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from fx2relax.routes import flat_arguments, is_held, is_leaf
 from fx2relax.scalars import as_operand
 
 Node = torch.fx.Node
-_ids = itertools.count()
 
 _IMPURE = frozenset(
     {
@@ -95,7 +94,7 @@ class TorchCall:
     """One node that runs in PyTorch, as a packed function of the Relax program.
 
     Attributes:
-        name: the packed function's name, unique in the process.
+        name: the packed function's name, unique among all processes: programs are kept on disk.
         where: the user's source line.
         ordered: whether it must run, and in order; see `is_ordered`.
         library: whether it is a call of the library that is wanted, as for products.
@@ -106,7 +105,7 @@ class TorchCall:
         self.library = library
         self.target = node.target
         self.op_name = target_name(node.target)
-        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{next(_ids)}"
+        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{uuid.uuid4().hex}"
         self.where = source_line(node)
         self.ordered = is_ordered(node.target)
         self.extra_operands = 0
@@ -147,6 +146,39 @@ class TorchCall:
     def operand(self, bound: Any) -> Any:
         """A bound value as an argument of the packed function: a size travels as a shape."""
         return as_operand(bound) if is_prim_expr(bound) else bound
+
+    def example(self) -> tuple[list[Any], dict[str, Any]]:
+        """The node's arguments, with nodes in the place of operands."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.structure)
+        return args, kwargs
+
+    def state(self) -> dict[str, Any]:
+        """All that is not said by the node: see `restore`."""
+        layouts = [layout and [layout.order, layout.expanded] for layout in self._layouts]
+        return {
+            "name": self.name,
+            "library": self.library,
+            "where": self.where,
+            "extra_operands": self.extra_operands,
+            "computes": self.val is not None,
+            "layouts": layouts,
+            "bound": len(self._bound),
+            "constants": self._constants,
+            "complex": sorted(self._complex),
+        }
+
+    @classmethod
+    def restore(cls, node: Node, state: dict[str, Any]) -> TorchCall:
+        """The call that had this state, of a node of the same target and arguments."""
+        call = cls(node, state["library"])
+        call.name, call.where = state["name"], state["where"]
+        call.extra_operands = state["extra_operands"]
+        call.val = () if state["computes"] else None
+        call._layouts = [layout and Layout(*layout) for layout in state["layouts"]]
+        call._bound = [None] * state["bound"]
+        call._constants = state["constants"]
+        call._complex = set(state["complex"])
+        return call
 
     def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operator's own arguments, from what the packed function was given."""

@@ -163,13 +163,13 @@ def test_errors_of_packed_calls():
 def lowered(module, *inputs, monkeypatch):
     """The lowered module of a compiled model, as text, and the compiled model."""
     texts = []
-    assemble = pipeline.assemble_given
+    give = pipeline.give
 
     def spy(mod, *args, **kwargs):
         texts.append(mod.script(show_meta=False))
-        return assemble(mod, *args, **kwargs)
+        return give(mod, *args, **kwargs)
 
-    monkeypatch.setattr(pipeline, "assemble_given", spy)
+    monkeypatch.setattr(pipeline, "give", spy)
     torch._dynamo.reset()
     compiled_module = torch.compile(module, backend="relax")
     with torch.no_grad():

@@ -1,5 +1,15 @@
 """Relax and TIR passes: one concern a file."""
 
-from .build import assemble, assemble_given, build, census, lower
+from .build import assemble, build, census, give, library_code, lower, machine_code
+from .shared import LinkError
 
-__all__ = ["assemble", "assemble_given", "build", "census", "lower"]
+__all__ = [
+    "LinkError",
+    "assemble",
+    "build",
+    "census",
+    "give",
+    "library_code",
+    "lower",
+    "machine_code",
+]

@@ -15,7 +15,7 @@ from ..calling import Calling
 from ..compat import RELEASE, const_int
 from ..runtime import native
 from .batch_norm import fold_scales
-from .codegen import NAME
+from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
 from .fuse import fuse
 from .given import give_results
@@ -27,6 +27,7 @@ from .masks import holds_masks
 from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
+from .shared import shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -81,44 +82,71 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
 
 def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
-    return _compile(_with_memory(lowered), as_target(target))
+    return machine_code(_with_memory(lowered), target=target)
 
 
-def assemble_given(
-    lowered: Any, name: str, leading: int, *, target: Any = None
-) -> tuple[Any, Calling]:
-    """Compile what `lower` returned, with a function that takes the memory of its results.
+def give(lowered: Any, name: str, leading: int) -> tuple[Any, Calling]:
+    """Let a function of what `lower` returned take the memory of its results.
 
     Args:
         lowered: the module.
-        name: that function's.
+        name: the function's.
         leading: how many parameters it has left of its weights.
-        target: the same as for `lower`.
 
     Returns:
-        the executable, and how the function is called.
+        a module for `machine_code` or `library_code`, and how the function is called.
     """
-    mod, calling = give_results(_with_memory(lowered), name, leading)
-    return _compile(mod, as_target(target)), calling
+    return give_results(_with_memory(lowered), name, leading)
 
 
-def _compile(mod: Any, target: Any) -> Any:
+def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
+    """Compile a module in which each kernel has the memory that it writes to.
+
+    Args:
+        mod: what `give` returned.
+        target: see `lower`.
+        checked: whether each kernel checks the strides and sizes of what it is called with; the
+            virtual machine checks the dtypes and sizes of a function's arguments in any case.
+
+    Returns:
+        a `relax.VMExecutable`.
+    """
+    target, _ = _ready(mod, target)
+    with target:
+        pipeline = NAME if checked else UNCHECKED
+        return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
+
+
+def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes | None:
+    """`machine_code` ahead of time.
+
+    Returns:
+        the bytes of a shared library that `runtime.loading.load` makes an executable of; None
+        where there is no linker.
+
+    Raises:
+        LinkError: the linker failed.
+    """
+    target, alone = _ready(mod, target)
+    with target:
+        mod = _to_virtual_machine()(mod)
+    # LLVM's options belong to the process: with options of its own a module is compiled alone.
+    return shared_library(mod, target, NAME if checked else UNCHECKED, workers=2 - alone)
+
+
+def _ready(mod: Any, target: Any) -> tuple[Any, bool]:
+    """The target that a module is compiled for, and whether it has LLVM options of its own."""
     share_threads()
     native.use()
-    if holds_masks(mod):
-        target = without_loop_vectorizer(target)
-    mod = mod.clone()
-    mod[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
-        "global_symbol", RELEASE
-    )
-    with target:
-        return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
+    alone = holds_masks(mod)
+    target = as_target(target)
+    return without_loop_vectorizer(target) if alone else target, alone
 
 
 def _with_memory(lowered: Any) -> Any:
     """The module with the memory that each kernel writes to."""
     passes = relax.transform
-    return tvm.transform.Sequential(
+    mod = tvm.transform.Sequential(
         [
             *([] if _holds_empty(lowered) else [passes.RewriteDataflowReshape()]),
             passes.ToNonDataflow(),
@@ -126,6 +154,10 @@ def _with_memory(lowered: Any) -> Any:
             passes.CallTIRRewrite(),
         ]
     )(lowered)
+    mod[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
+        "global_symbol", RELEASE
+    )
+    return mod
 
 
 def _holds_empty(mod: Any) -> bool:

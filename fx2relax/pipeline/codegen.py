@@ -14,13 +14,16 @@ from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
 from .simplify import flatten, on_indices
-from .tir import kernel_pass
+from .tir import NotHandled, Rewriter, kernel_pass
 from .unaligned import unaligned
 from .vector import Vectorize
 from .vectormath import VectorMath
 from .wrapping import Wrap
 
 NAME = "fx2relax"
+#: The same, for kernels whose caller vouches for their arguments.
+UNCHECKED = "fx2relax.unchecked"
+ASSERTS = "fx2relax.Asserts"
 VECTORIZED = "fx2relax.Vectorize"
 
 
@@ -58,6 +61,38 @@ def _narrow(func: Any, mod: Any, ctx: Any) -> Any:
         return func
 
 
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.MarkAsserts")  # type: ignore[untyped-decorator]
+def _mark_asserts(func: Any, mod: Any, ctx: Any) -> Any:
+    """Tell the kernels that raise errors of their own."""
+    search = _Assertions()
+    try:
+        search.stmt(func.body)
+    except NotHandled:
+        return func.with_attr(ASSERTS, True)
+    return func.with_attr(ASSERTS, True) if search.found else func
+
+
+class _Assertions(Rewriter):
+    def __init__(self) -> None:
+        self.found = False
+
+    def expr(self, node: Any) -> Any:
+        """No expression holds a statement."""
+        return node
+
+    def visit_AssertStmt(self, node: Any) -> Any:
+        self.found = True
+        return node
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="fx2relax.SkipChecks")  # type: ignore[untyped-decorator]
+def _skip_checks(func: Any, mod: Any, ctx: Any) -> Any:
+    """Drop the checks of a kernel's arguments: most of a small kernel's code."""
+    if func.attrs is not None and ASSERTS in func.attrs:
+        return func
+    return _alone(tirx.transform.SkipAssert(), func)
+
+
 _vectorize = kernel_pass(VECTORIZED, _vectorized)
 _broadcast = kernel_pass("fx2relax.BroadcastBFloat16", lambda func: Broadcast().stmt(func.body))
 _divisions = kernel_pass(
@@ -68,7 +103,7 @@ _renamed = kernel_pass("fx2relax.Renamed", lambda func: Renamed().stmt(func.body
 _store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
-def _host_passes() -> Any:
+def _host_passes(checked: bool) -> Any:
     @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerKernels")  # type: ignore[untyped-decorator]
     def lower(mod: Any, ctx: Any) -> Any:
         passes, plain = s_tir.transform, tirx.transform
@@ -108,8 +143,10 @@ def _host_passes() -> Any:
                 plain.VerifyMemory(),
                 plain.AnnotateEntryFunc(),
                 plain.SplitHostDevice(),
+                *([] if checked else [_mark_asserts]),
                 plain.MakePackedAPI(),
                 unaligned,
+                *([] if checked else [_skip_checks]),
                 plain.FP8StorageLegalize(),
                 plain.BF16StorageLegalize(),
             ]
@@ -122,4 +159,5 @@ def _host_passes() -> Any:
     )
 
 
-compilation_pipeline.register_tir_pipeline(NAME, _host_passes)
+compilation_pipeline.register_tir_pipeline(NAME, lambda: _host_passes(checked=True))
+compilation_pipeline.register_tir_pipeline(UNCHECKED, lambda: _host_passes(checked=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -60,13 +61,30 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     return Opaque(result)
 
 
+_lock = threading.Lock()
+_live: dict[str, tuple[TorchCall, int]] = {}
+
+
 def register(calls: dict[str, TorchCall]) -> None:
-    """Make the calls' packed functions known to TVM."""
-    for name, call in calls.items():
-        register_global_func(name, packed(call))
+    """Make the calls' packed functions known to TVM.
+
+    A program that is loaded twice in one process names its calls alike: both then share them.
+    """
+    with _lock:
+        for name, call in calls.items():
+            known, count = _live.get(name, (call, 0))
+            calls[name] = known
+            _live[name] = known, count + 1
+            if not count:
+                register_global_func(name, packed(known))
 
 
 def unregister(names: list[str]) -> None:
-    """Forget packed functions whose program is gone."""
-    for name in names:
-        remove_global_func(name)
+    """Forget packed functions whose programs are all gone."""
+    with _lock:
+        for name in names:
+            call, count = _live.pop(name)
+            if count > 1:
+                _live[name] = call, count - 1
+            else:
+                remove_global_func(name)

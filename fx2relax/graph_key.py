@@ -1,0 +1,226 @@
+"""One digest of all that a compiled program depends on: two graphs with one key are one program."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+
+from fx2relax import decompositions, kept, registry
+from fx2relax.compat import cpu_features, tvm, tvm_ffi
+from fx2relax.errors import target_name
+from fx2relax.layouts import storage_of
+from fx2relax.literals import NoSpelling, encode, operator_name
+from fx2relax.params import InputSpec
+from fx2relax.routes import shipped
+from fx2relax.runtime import native
+
+Node = torch.fx.Node
+_OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# What decides how a process stores its programs, and nothing of what is in them.
+_STORE = frozenset(
+    {"FX2RELAX_CACHE", "FX2RELAX_CACHE_DIR", "FX2RELAX_CACHE_SIZE", "FX2RELAX_NEVER_SLOWER"}
+)
+
+
+def graph_key(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Any) -> str:
+    """The digest of a graph and of everything else that decides what is compiled.
+
+    Args:
+        graph: a functional ATen graph; every node carries its fake value in ``meta["val"]``.
+        specs: its inputs, see `importer.import_graph`.
+        options: a frozen dataclass; its converters count by their targets alone, since what a
+            user's converter made is never stored.
+
+    Raises:
+        NoSpelling: the graph holds what has no meaning outside of this process.
+    """
+    said = _Graph(graph)
+    text = json.dumps(
+        {
+            "graph": said.nodes(),
+            "symbols": said.facts(),
+            "inputs": [_input(spec) for spec in specs],
+            "options": {"library": options.library, "on_unsupported": options.on_unsupported},
+            "converters": sorted(
+                target_name(t) for t, c in registry.registered().items() if not shipped(c)
+            ),
+            "process": process_facts(),
+        },
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _input(spec: InputSpec) -> list[Any]:
+    return [spec.name, spec.kind, spec.mutated, spec.permutation, spec.position, spec.storage]
+
+
+class _Graph:
+    """Spells one graph, its nodes by their places."""
+
+    def __init__(self, graph: torch.fx.GraphModule, outer: _Graph | None = None) -> None:
+        self.graph = graph
+        self.places = {node: place for place, node in enumerate(graph.graph.nodes)}
+        self.storages: dict[int, int] = {}
+        self.symbols: dict[Any, None] = outer.symbols if outer is not None else {}
+        self.envs: dict[int, Any] = outer.envs if outer is not None else {}
+        self.nested = outer is not None
+
+    def nodes(self) -> list[Any]:
+        return [self._node(node) for node in self.graph.graph.nodes]
+
+    def _node(self, node: Node) -> list[Any]:
+        if node.op == "get_attr":
+            said: Any = self._attribute(_attribute(self.graph, str(node.target)))
+        elif node.op == "call_function":
+            said = _target(node.target)
+        else:
+            said = None if node.op == "output" else str(node.target)
+        arguments = encode([list(node.args), dict(node.kwargs)], self._extra)
+        return [node.op, said, arguments, self._value(node.meta.get("val"))]
+
+    def _extra(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return {"node": self.places[value]}
+        return {"symbolic": self._number(value)} if isinstance(value, _SYMBOLIC) else None
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, _SYMBOLIC):
+            return encode(value)
+        node = value.node
+        self.symbols.update(dict.fromkeys(node.expr.free_symbols))
+        self.envs[id(node.shape_env)] = node.shape_env
+        # The layout of what is compiled for any size is chosen by the one it was captured with.
+        return [type(value).__name__, str(node.expr), str(node.hint)]
+
+    def _value(self, val: Any) -> Any:
+        """What the importer can see of a fake value."""
+        if not isinstance(val, torch.Tensor):
+            if isinstance(val, (list, tuple)):
+                return [self._value(v) for v in val]
+            return self._number(val) if isinstance(val, _SYMBOLIC) else _plain(val)
+        said: list[Any] = [type(val).__name__, str(val.dtype), str(val.layout), str(val.device)]
+        said.append([self._number(n) for n in val.shape])
+        said += [val.is_conj(), val.is_neg(), val.requires_grad, val.is_quantized]
+        if val.layout is torch.strided:
+            storage = storage_of(val)
+            assert storage is not None
+            place = self.storages.setdefault(storage, len(self.storages))
+            said.append([self._number(n) for n in val.stride()])
+            said += [self._number(val.storage_offset()), place]
+            said.append(self._number(val.untyped_storage().nbytes()))
+        return said
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.GraphModule):
+            return _Graph(value, self).nodes()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            # A constant of the graph itself is an argument of what is compiled.
+            digest = _digest(value) if self.nested or value.numel() <= 1 << 16 else None
+            return [str(value.dtype), list(value.shape), list(value.stride()), digest]
+        raise NoSpelling(f"an attribute of type {type(value).__name__}")
+
+    def facts(self) -> list[Any]:
+        """What is known of the symbols that were met."""
+        said: list[Any] = []
+        for env in self.envs.values():
+            said.append([str(guard.expr) for guard in env.guards])
+            said.append(sorted(f"{k}={v}" for k, v in env.replacements.items()))
+            ranges = env.var_to_range
+            for symbol in sorted(self.symbols, key=str):
+                known = sorted(symbol.assumptions0.items())
+                said.append([str(symbol), str(ranges.get(symbol)), str(known)])
+        return said
+
+
+def _plain(val: Any) -> Any:
+    try:
+        return encode(val)
+    except NoSpelling:
+        return type(val).__name__  # an object that a call into PyTorch passes to another
+
+
+def _target(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        name = operator_name(target)
+        if target.namespace not in _OURS and _taken_apart(target):
+            raise NoSpelling(f"{name}, whose decomposition is not PyTorch's")
+        return name
+    if target is kept.kept_call:
+        raise NoSpelling("a call that is kept whole")
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    module = getattr(target, "__module__", None)
+    if module in ("_operator", "operator", "builtins", "math", "torch", "torch.fx.experimental"):
+        return f"{module}.{target.__qualname__}"
+    raise NoSpelling(f"a call of {target_name(target)}")
+
+
+def _taken_apart(target: torch._ops.OpOverload) -> bool:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return decompositions.rule(target) is not None or target.has_kernel_for_dispatch_key(composite)
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part)
+    return root
+
+
+def _digest(value: torch.Tensor) -> str:
+    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(bytes(flat.view(torch.uint8).numpy())).hexdigest()
+
+
+def process_facts() -> dict[str, Any]:
+    """What programs of this process depend on, whatever their graphs."""
+    switches = {k: v for k, v in os.environ.items() if k.startswith(("FX2RELAX_", "TVM_"))}
+    return {
+        **_fixed_facts(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "native": native.use(),
+        "precision": torch.get_float32_matmul_precision(),
+        "switches": sorted((k, v) for k, v in switches.items() if k not in _STORE),
+    }
+
+
+@functools.cache
+def _fixed_facts() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch": [torch.__version__, torch.version.git_version],
+        "tvm": [tvm.__version__, tvm_ffi.__version__],
+        "source": SOURCE,
+        "cpu": cpu_features(),
+    }
+
+
+def _source() -> str:
+    """A digest of this package's files, as they are when it is imported."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    converters = Path(str(registry.__file__)).parent / "converters"
+    if not converters.exists():  # an editable install keeps them beside the package
+        converters = package.parent / "converters"
+    for folder in (package, converters):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".cpp", ".h") and path.is_file():
+                digest.update(str(path.relative_to(folder)).encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+SOURCE = _source()

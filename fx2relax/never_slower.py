@@ -1,0 +1,186 @@
+"""A graph that eager runs faster runs in eager: its first calls are timed both ways.
+
+The calls that are timed are the user's own, on the user's own arguments, so that only graphs are
+timed that leave no trace: no write, no random draw, no other effect, nothing to differentiate. The
+results that are returned are those of the compiled program until there is a verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from fx2relax import report
+from fx2relax.cache import Store
+from fx2relax.torch_calls import is_ordered
+
+log = logging.getLogger("fx2relax")
+
+#: How much slower a program may be: less is noise.
+MARGIN = 1.05
+_ROUNDS = 5
+# As many rounds are enough where the program wins each of them.
+_CLEAR = 3
+# What takes longer than this is timed twice at most.
+_SECONDS = 2.0
+# Graphs of symbolic sizes are timed for so many sizes.
+_SIZES = 32
+_NOTE = "slower"
+
+Function = Callable[..., Any]
+
+
+def enabled(option: bool) -> bool:
+    """Whether calls are timed: unless the option or FX2RELAX_NEVER_SLOWER=0 forbids it."""
+    switch = os.environ.get("FX2RELAX_NEVER_SLOWER", "1").lower()
+    return option and switch not in ("0", "off", "false")
+
+
+def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
+    """Whether a graph can be run twice in the place of once.
+
+    Args:
+        graph: a functional ATen graph.
+        mutates: whether its caller writes to inputs once it has run.
+    """
+    return not mutates and not any(
+        node.op == "call_function" and is_ordered(node.target) for node in graph.graph.nodes
+    )
+
+
+class Verdicts:
+    """For which sizes eager is faster, as remembered beside a stored program."""
+
+    def __init__(self, store: Store | None = None, key: str = "") -> None:
+        self._store, self._key = store, key
+        known = store.notes(key).get(_NOTE) if store is not None else None
+        known = known if isinstance(known, dict) else {}
+        self.known = {str(k): v for k, v in known.items() if isinstance(v, bool)}
+
+    def add(self, sizes: str, slower: bool) -> None:
+        """Remember a verdict."""
+        self.known[sizes] = slower
+        if self._store is not None:
+            try:
+                self._store.note(self._key, **{_NOTE: self.known})
+            except OSError as error:
+                log.info("a verdict is not stored: %s", error)
+
+
+class Contest:
+    """A compiled graph's function, and eager's where that is faster.
+
+    Args:
+        program: what was compiled of a graph that leaves no trace.
+        eager: the same in PyTorch.
+        nodes: how many operators it has.
+        verdicts: what is known of it already.
+    """
+
+    def __init__(self, program: Function, eager: Function, nodes: int, verdicts: Verdicts) -> None:
+        self._program, self._eager = program, eager
+        self._nodes, self._verdicts = nodes, verdicts
+        self._lock = threading.Lock()
+        self._times: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+        self._slower: dict[tuple[int, ...], bool] = {}
+        self._counted = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the graph one way, or both ways while it is timed."""
+        sizes = tuple([a for a in arguments if type(a) is int])
+        slower = self._slower.get(sizes)
+        if slower is None:
+            return self._undecided(sizes, arguments)
+        if slower:
+            report.counters.calls += 1
+            return self._eager(*arguments)
+        return self._program(*arguments)
+
+    def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+        known = self._verdicts.known.get(str(sizes))
+        if known is not None:
+            self._decide(sizes, known)
+            return self(*arguments)
+        if len(self._slower) >= _SIZES:
+            return self._program(*arguments)
+        watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+        # Others that watch PyTorch's calls would see each of them twice; another thread's calls
+        # take the cores that are timed.
+        if watched or not self._lock.acquire(blocking=False):
+            return self._program(*arguments)
+        try:
+            return self._timed(sizes, arguments)
+        finally:
+            self._lock.release()
+
+    def _timed(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+        times = self._times.get(sizes)
+        if times is None:
+            self._times[sizes] = []  # the first call prepares weights
+            return self._program(*arguments)
+        try:
+            if len(times) % 2:
+                eager = _seconds(self._eager, arguments)[0]
+                seconds, result = _seconds(self._program, arguments)
+            else:
+                seconds, result = _seconds(self._program, arguments)
+                eager = _seconds(self._eager, arguments)[0]
+        except Exception:
+            # Whatever eager has against these arguments, or this graph: the program has to say.
+            self._decide(sizes, False)
+            return self._program(*arguments)
+        times.append((seconds, eager))
+        slower = verdict(times)
+        if slower is not None:
+            self._verdicts.add(str(sizes), slower)
+            self._decide(sizes, slower)
+        return result
+
+    def _decide(self, sizes: tuple[int, ...], slower: bool) -> None:
+        times = self._times.pop(sizes, [])
+        self._slower[sizes] = slower
+        if not slower:
+            return
+        if not self._counted:
+            self._counted = True
+            report.counters.graphs_slower += 1
+        log.info(
+            "a graph of %d operators%s runs in eager, which is faster%s",
+            self._nodes,
+            f" at the sizes {sizes}" if sizes else "",
+            "".join(f"; {1e3 * eager:.3g} ms to {1e3 * own:.3g} ms" for own, eager in times),
+        )
+
+
+def verdict(times: list[tuple[float, float]]) -> bool | None:
+    """Whether the program is clearly slower, from (its seconds, eager's); None while it is open.
+
+    It has to be slower by more than `MARGIN` in all rounds but one, and at its best against
+    eager's best: a program that was disturbed is not taken for slow.
+    """
+    ours, eager = min(own for own, _ in times), min(theirs for _, theirs in times)
+    if eager > _SECONDS or ours > _SECONDS:
+        # Two rounds of what takes long say as much as many of what does not.
+        return None if len(times) < 2 and ours > MARGIN * eager else _lost(times)
+    if len(times) >= _CLEAR and all(own <= theirs for own, theirs in times):
+        return False
+    return None if len(times) < _ROUNDS else _lost(times)
+
+
+def _lost(times: list[tuple[float, float]]) -> bool:
+    lost = sum(own > MARGIN * theirs for own, theirs in times)
+    best = min(own for own, _ in times) > MARGIN * min(theirs for _, theirs in times)
+    return best and lost >= max(len(times) - 1, 2)
+
+
+def _seconds(function: Function, arguments: tuple[Any, ...]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - start, result

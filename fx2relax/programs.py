@@ -1,0 +1,201 @@
+"""From an ATen graph to something that runs: compiled, or compiled before and kept on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._guards import detect_fake_mode
+
+from fx2relax import cache, pipeline, registry, report
+from fx2relax.calling import Calling
+from fx2relax.errors import target_name
+from fx2relax.graph_key import graph_key
+from fx2relax.imported import Imported
+from fx2relax.importer import import_graph
+from fx2relax.literals import NoSpelling
+from fx2relax.options import Options
+from fx2relax.params import InputSpec
+from fx2relax.pipeline.threads import share_threads
+from fx2relax.routes import shipped
+from fx2relax.runtime import native
+from fx2relax.runtime.loading import load
+from fx2relax.shapes import SymbolTable
+from fx2relax.stored import record, restore
+
+log = logging.getLogger("fx2relax")
+
+
+@dataclass
+class Built:
+    """A program that can be run.
+
+    Attributes:
+        imported: what the runtime has to know of it.
+        executable: what a `relax.VirtualMachine` runs.
+        calling: how its function is called.
+        census: how many kernels and library calls it has, see `pipeline.census`.
+        store: where it is kept, if it is.
+        key: by which.
+    """
+
+    imported: Imported
+    executable: Any
+    calling: Calling
+    census: dict[str, int]
+    store: cache.Store | None = None
+    key: str = ""
+
+
+def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options) -> Built:
+    """Compile a graph, or find it compiled.
+
+    Args:
+        graph: a functional ATen graph; every node carries its fake value in ``meta["val"]``.
+        specs: its inputs, see `importer.import_graph`.
+        options: the backend's.
+
+    Raises:
+        what `import_graph`, `pipeline.lower` and `pipeline.machine_code` raise.
+    """
+    store, key = _place(graph, specs, options)
+    if store is not None:
+        found = _find(store, key, graph, specs)
+        if found is not None:
+            report.counters.cache_hits += 1
+            return found
+        report.counters.cache_misses += 1
+    sizes = _Sizes(graph)
+    with registry.watched() as used:
+        imported = import_graph(
+            graph,
+            specs,
+            symbols=SymbolTable(sizes.ranges),
+            on_unsupported=options.on_unsupported,
+            library=options.library,
+            output_strides=True,
+            halves=True,
+        )
+    lowered = pipeline.lower(
+        imported.mod,
+        library=options.library,
+        lift_weights=imported.num_input < len(imported.params),
+    )
+    census = pipeline.census(lowered)
+    leading = imported.num_input + bool(imported.solved)
+    ready, calling = pipeline.give(lowered, imported.name, leading)
+    # The boundary hands over compact tensors, and the virtual machine looks at their sizes; nothing
+    # does where a kernel is called past it. What PyTorch returns inside a program may be of another
+    # size than its meta function says.
+    checked = bool(imported.torch_calls) or calling.kernel is not None
+    if store is not None:
+        try:
+            custom = [target_name(c.target) for c in used if not shipped(c)]
+            if custom:
+                raise NoSpelling("a converter of the user's")
+            said = {
+                "imported": record(imported, graph, specs),
+                "calling": calling.spelled(),
+                "census": census,
+                "guards": sizes.guards(),
+            }
+        except NoSpelling as error:
+            report.counters.cache_skipped[str(error)] += 1
+        else:
+            executable = _stored(store, key, said, ready, checked)
+            if executable is not None:
+                return Built(imported, executable, calling, census, store, key)
+    return Built(imported, pipeline.machine_code(ready, checked=checked), calling, census)
+
+
+def _place(
+    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options
+) -> tuple[cache.Store | None, str]:
+    """Where a graph's program is kept, and by which key."""
+    store = cache.open_store(options.cache, options.cache_size)
+    if store is None:
+        return None, ""
+    try:
+        return store, graph_key(graph, specs, options)
+    except NoSpelling as error:
+        report.counters.cache_skipped[str(error)] += 1
+        return None, ""
+
+
+def _find(
+    store: cache.Store, key: str, graph: torch.fx.GraphModule, specs: Sequence[InputSpec]
+) -> Built | None:
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        if not _Sizes(graph).hold(entry.said["guards"]):
+            return None
+        imported = restore(entry.said["imported"], graph, specs)
+        calling = Calling.read(entry.said["calling"])
+        share_threads()
+        native.use()
+        return Built(imported, load(entry.library), calling, dict(entry.said["census"]), store, key)
+    except Exception as error:  # whatever is wrong with it, the graph can be compiled
+        store.drop(key, f"{type(error).__name__}: {error}")
+        return None
+
+
+def _stored(store: cache.Store, key: str, said: Any, ready: Any, checked: bool) -> Any:
+    """Compile to a library, keep it and load it; None where there is no linker."""
+    try:
+        library = pipeline.library_code(ready, checked=checked)
+    except pipeline.LinkError as error:
+        log.warning("a program is not stored: %s", error)
+        return None
+    if library is None:
+        return None
+    try:
+        store.put(key, cache.Entry(library, said))
+    except OSError as error:
+        log.warning("a program is not stored: %s", error)
+    return load(library)
+
+
+class _Sizes:
+    """What is known of a graph's symbolic sizes, and what compiling it makes certain of them."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        values = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+        mode = detect_fake_mode(values)
+        self.env: Any = mode.shape_env if mode is not None else None
+        self.symbolic = [v for v in values if isinstance(v, torch.SymInt)]
+        self.before = self._state()
+
+    @property
+    def ranges(self) -> Any:
+        """What Dynamo's guards make certain of the sizes."""
+        return self.env.var_to_range if self.env is not None else None
+
+    def _state(self) -> Any:
+        env = self.env
+        return None if env is None else (len(env.guards), dict(env.replacements))
+
+    def guards(self) -> str | None:
+        """What was decided by the sizes at hand since: the program holds for no others.
+
+        Raises:
+            NoSpelling: this PyTorch does not say it as text.
+        """
+        if self._state() == self.before:
+            return None
+        try:
+            found = self.env.get_pruned_guards(self.symbolic)
+            return str(self.env.produce_guards_expression(self.symbolic, guards=found))
+        except Exception as error:
+            raise NoSpelling("a decision by a symbolic size") from error
+
+    def hold(self, guards: str | None) -> bool:
+        """Whether a program's guards hold here too; Dynamo is then told of them."""
+        if guards is None:
+            return True
+        return bool(self.env.evaluate_guards_expression(guards, self.symbolic))

@@ -1,0 +1,25 @@
+"""Compiled programs out of the bytes of a shared library."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fx2relax.compat import tvm
+
+
+def load(library: bytes) -> Any:
+    """What a `relax.VirtualMachine` runs, from what `pipeline.library_code` returned.
+
+    The bytes are loaded from a file of this process alone, which is gone afterwards: the linker
+    would take one file that is loaded twice for one library, whose context both would share, and
+    nothing can happen to it between a check of the bytes and their use.
+    """
+    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
+        path = Path(folder) / "program.so"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(library)
+        return tvm.runtime.load_module(str(path))

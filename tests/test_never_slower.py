@@ -1,0 +1,203 @@
+"""A graph that is slower than eager runs in eager, and one that is not does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fx2relax
+from fx2relax import never_slower
+from fx2relax.converters.common import te, te_call, tirx
+from fx2relax.never_slower import Contest, Verdicts, verdict
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FX2RELAX_NEVER_SLOWER", "1")
+    fx2relax.reset_stats()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _slow_sin(x: Any) -> Any:
+    """sin(x), beside a sum that takes a thousand times as long."""
+
+    def kernel(x: Any) -> Any:
+        step = te.reduce_axis((0, 3000))
+        shifted = lambda *i: tirx.cos(x(*i) + tirx.Cast("float32", step))  # noqa: E731
+        total = te.compute(x.shape, lambda *i: te.sum(shifted(*i), axis=step))
+        tiny = tirx.const(1e-30, "float32")
+        return te.compute(x.shape, lambda *i: tirx.sin(x(*i)) + total(*i) * tiny)
+
+    return te_call(kernel, x)
+
+
+SLOW = {"call_function_map": {aten.sin.default: _slow_sin}}
+
+
+def _wave(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+def _calls(fn: Callable[..., Any], x: torch.Tensor, count: int = 8) -> None:
+    for _ in range(count):
+        torch.testing.assert_close(fn(x), x.sin() + 1)
+
+
+def test_a_slow_graph_runs_in_eager(caplog: pytest.LogCaptureFixture) -> None:
+    fast = torch.compile(_wave, backend="relax", options=SLOW, fullgraph=True)
+    with caplog.at_level(logging.INFO, logger="fx2relax"):
+        _calls(fast, torch.randn(300))
+    stats = fx2relax.stats()
+    assert stats["graphs_slower"] == 1
+    assert stats["graphs"] == 1
+    assert stats["calls"] == 8
+    assert "runs in eager, which is faster" in caplog.text
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**SLOW, "never_slower": False}
+    _calls(torch.compile(_wave, backend="relax", options=options), torch.randn(300))
+    torch._dynamo.reset()
+    monkeypatch.setenv("FX2RELAX_NEVER_SLOWER", "0")
+    _calls(torch.compile(_wave, backend="relax", options=SLOW), torch.randn(300))
+    assert fx2relax.stats()["graphs_slower"] == 0
+
+
+def test_each_size_has_a_verdict_of_its_own() -> None:
+    fast = torch.compile(_wave, backend="relax", options=SLOW, dynamic=True)
+    _calls(fast, torch.randn(300))
+    _calls(fast, torch.randn(400))
+    assert fx2relax.stats()["graphs"] == 1
+    assert fx2relax.stats()["graphs_slower"] == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sin() + torch.rand(300),
+        lambda x: x.sin_(),
+    ],
+    ids=["draw", "write"],
+)
+def test_what_leaves_a_trace_is_not_timed(fn: Callable[..., Any]) -> None:
+    fast = torch.compile(fn, backend="relax", options=SLOW, fullgraph=True)
+    for _ in range(8):
+        x, y = (torch.linspace(0, 1, 300) for _ in range(2))
+        torch.manual_seed(0)
+        expected = fn(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(fast(y), expected)
+        torch.testing.assert_close(x, y)
+    assert fx2relax.stats()["graphs_slower"] == 0
+
+
+def test_an_assertion_is_a_trace() -> None:
+    plain = torch.fx.symbolic_trace(lambda x: aten.sin.default(x))
+    asserting = torch.fx.symbolic_trace(lambda x: aten.sin.default(aten._assert_async.msg(x, "")))
+    assert never_slower.leaves_no_trace(plain, False)
+    assert not never_slower.leaves_no_trace(plain, True)
+    assert not never_slower.leaves_no_trace(asserting, False)
+
+
+def test_training_is_not_timed() -> None:
+    fast = torch.compile(_wave, backend="relax", options=SLOW)
+    x = torch.randn(300, requires_grad=True)
+    for _ in range(8):
+        (slope,) = torch.autograd.grad(fast(x).sum(), x)
+        torch.testing.assert_close(slope, x.cos())
+    assert fx2relax.stats()["graphs_slower"] == 0
+
+
+def test_views_of_inputs_in_eager() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.view(3, 100), x.sin(), x
+
+    fast = torch.compile(fn, backend="relax", options=SLOW)
+    x = torch.randn(300)
+    for _ in range(8):
+        view, wave, same = fast(x)
+        assert same is x
+        assert view.data_ptr() == x.data_ptr()
+        torch.testing.assert_close(wave, x.sin())
+    assert fx2relax.stats()["graphs_slower"] == 1
+
+
+def test_a_verdict_is_kept_beside_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FX2RELAX_CACHE", "1")
+    monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(never_slower, "verdict", lambda times: True)
+    x = torch.randn(300)
+    _calls(torch.compile(_wave, backend="relax"), x)
+    assert fx2relax.stats()["graphs_slower"] == 1
+    torch._dynamo.reset()
+    fx2relax.reset_stats()
+    monkeypatch.setattr(never_slower, "verdict", lambda times: False)
+    _calls(torch.compile(_wave, backend="relax"), x, 1)
+    assert fx2relax.stats()["graphs_slower"] == 1
+    assert fx2relax.stats()["cache_hits"] == 1
+
+
+def test_other_modes_see_each_call_once() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[Any] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    runs: list[str] = []
+    contest = Contest(
+        lambda x: runs.append("program"), lambda x: runs.append("eager"), 1, Verdicts()
+    )
+    with Mode():
+        for _ in range(4):
+            contest(torch.ones(1))
+    assert runs == ["program"] * 4
+
+
+def test_what_eager_raises_is_the_programs_to_say() -> None:
+    def broken(x: int) -> int:
+        raise RuntimeError("not here")
+
+    contest = Contest(lambda x: x, broken, 1, Verdicts())
+    assert [contest(5) for _ in range(4)] == [5] * 4
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([(1, 2)], None),
+        ([(1, 2)] * 3, False),
+        ([(1.04, 1)] * 4, None),
+        ([(1.04, 1)] * 5, False),
+        ([(1.2, 1)] * 4, None),
+        ([(1.2, 1)] * 5, True),
+        ([(1.2, 1)] * 4 + [(1.2, 1.3)], True),
+        ([(1.2, 1)] * 4 + [(0.9, 1)], False),
+        ([(9, 1)] * 3 + [(1, 1)] * 2, False),
+    ],
+)
+def test_verdicts(times: list[tuple[float, float]], expected: bool | None) -> None:
+    assert verdict([(own / 1e3, eager / 1e3) for own, eager in times]) is expected
+
+
+def test_what_takes_long_is_timed_twice() -> None:
+    assert verdict([(2.5, 3.0)]) is False
+    assert verdict([(5.0, 3.0)]) is None
+    assert verdict([(5.0, 3.0)] * 2) is True
+    assert verdict([(5.0, 3.0), (2.9, 3.0)]) is False
