@@ -21,7 +21,6 @@ from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
 from fx2relax.params import InputSpec
 from fx2relax.routes import shipped
-from fx2relax.runtime import native
 
 Node = torch.fx.Node
 _OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
@@ -32,7 +31,9 @@ _STORE = frozenset(
 )
 
 
-def graph_key(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Any) -> str:
+def graph_key(
+    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Any, helper: bool = False
+) -> str:
     """The digest of a graph and of everything else that decides what is compiled.
 
     Args:
@@ -40,6 +41,7 @@ def graph_key(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: 
         specs: its inputs, see `importer.import_graph`.
         options: a frozen dataclass; its converters count by their targets alone, since what a
             user's converter made is never stored.
+        helper: whether the process has the native helper, whose calls a program then makes.
 
     Raises:
         NoSpelling: the graph holds what has no meaning outside of this process.
@@ -54,6 +56,7 @@ def graph_key(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: 
             "converters": sorted(
                 target_name(t) for t, c in registry.registered().items() if not shipped(c)
             ),
+            "helper": helper,
             "process": process_facts(),
         },
         sort_keys=True,
@@ -190,7 +193,6 @@ def process_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "mkldnn": torch.backends.mkldnn.enabled,
-        "native": native.use(),
         "precision": torch.get_float32_matmul_precision(),
         "switches": sorted((k, v) for k, v in switches.items() if k not in _STORE),
     }

@@ -120,7 +120,7 @@ def _place(
     if store is None:
         return None, ""
     try:
-        return store, graph_key(graph, specs, options)
+        return store, graph_key(graph, specs, options, native.use())
     except NoSpelling as error:
         report.counters.cache_skipped[str(error)] += 1
         return None, ""
