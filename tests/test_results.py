@@ -2,11 +2,12 @@
 
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
 
-from fx2relax.runtime import boundary
+from fx2relax.runtime import boundary, program
 from fx2relax.testing import assert_matches_eager, assert_same_call
 
 
@@ -125,11 +126,8 @@ def test_symbolic_sizes(sizes):
         return y, y.t() + 1, torch.cat([x, x]), x.sum(0), x.new_ones(x.shape[1] * 2 + 1)
 
     compiled = _compiled(fn, dynamic=True)
-    compiled(torch.randn(5, 6))
-    x = torch.randn(sizes)
-    for actual, expected in zip(compiled(x), fn(x), strict=True):
-        torch.testing.assert_close(actual, expected)
-        assert actual.stride() == expected.stride()
+    assert_same_call(compiled, fn, torch.randn(5, 6))
+    assert_same_call(compiled, fn, torch.randn(sizes))
 
 
 def test_calls_that_do_not_lie_alike():
@@ -197,6 +195,30 @@ def test_a_program_that_is_gone_leaves_its_results():
     torch._dynamo.reset()
     gc.collect()
     torch.testing.assert_close(results, (x + 1, x.nonzero()))
+
+
+def test_a_program_that_is_gone_leaves_its_memory_at_once(monkeypatch):
+    made = []
+    plain = program._Parts.__init__
+
+    def watched(self, *arguments):
+        plain(self, *arguments)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(program._Parts, "__init__", watched)
+    model = torch.nn.Linear(4, 4)
+    compiled = _compiled(lambda x: model(x) + x.sum())
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(torch.randn(3, 4))
+    assert [ref() is None for ref in made] == [False]
+    gc.disable()
+    try:
+        del compiled
+        torch._dynamo.reset()
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_threads_may_call_at_once():

@@ -47,6 +47,7 @@ class Way:
         values: dict[str, Any],
     ) -> None:
         self._inputs = list(inputs)
+        self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
         self._calling = calling
         self._solved = values["solve"] is not None
         self._implied = {param: (other, axis) for param, other, axis in calling.implied}
@@ -60,17 +61,15 @@ class Way:
             "shape_of": _shape_of,
             "as_real": torch.view_as_real,
             "another_size": _another_size,
-            "check": self._first,
-            "adopt": self._adopt,
+            "guards": _Guards(self._guarded, self._simple()),
         }
         for i, spec in enumerate(self._inputs):
             self._names[f"input{i}"] = spec
-        self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
-        self._adoptions = _ADOPTED if self._simple() else 0
         lines = [*self._checked(), *self._direct()]
         exec(compile("\n".join(lines), "<fx2relax program>", "exec"), self._names)
-        self.checked: Callable[[Sequence[Any]], list[Any]] = self._names["checked"]
-        self.direct: Callable[[Sequence[Any]], list[Any]] = self._names["direct"]
+        # Taken out of what they see, so that they are freed as soon as nothing else holds them.
+        self.checked: Callable[[Sequence[Any]], list[Any]] = self._names.pop("checked")
+        self.direct: Callable[[Sequence[Any]], list[Any]] = self._names.pop("direct")
 
     def _simple(self) -> bool:
         """Whether all tensors may be handed over without a look at each."""
@@ -86,14 +85,14 @@ class Way:
         lines += self._call()
         # What has gone well once can go the short way the next time.
         tensors = ", ".join(f"a[{spec.position}]" for spec in self._guarded)
-        return [*lines, f"    adopt({tensors})", *self._finish()]
+        return [*lines, f"    guards.adopt({tensors})", *self._finish()]
 
     def _direct(self) -> list[str]:
         tensors = [f"a[{spec.position}]" for spec in self._guarded]
         lines = [
-            "def direct(a):",
+            "def direct(a, checked=checked):",
             "    try:",
-            f"        if not check({', '.join(tensors)}): return checked(a)",
+            f"        if not guards.check({', '.join(tensors)}): return checked(a)",
             "    except IndexError: return checked(a)",
         ]
         for i, spec in enumerate(self._inputs):
@@ -162,18 +161,32 @@ class Way:
         lines = [*self._results.after, f"return [{', '.join(self._results.outputs)}]"]
         return [f"    {line}" for line in lines]
 
-    def _first(self, *tensors: Any) -> bool:
-        self._names["check"] = _refuse
-        self._adopt(*tensors)
-        return bool(self._names["check"](*tensors))
 
-    def _adopt(self, *tensors: Any) -> None:
-        """Let tensors like these go the short way, if they lie as the program needs them."""
-        if not self._adoptions:
+class _Guards:
+    """Tells arguments that may be handed over as they are.
+
+    Args:
+        specs: the inputs that are tensors.
+        some: whether there may be such arguments.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec], some: bool) -> None:
+        self._specs = list(specs)
+        self._left = _ADOPTED if some else 0
+        self.check: Callable[..., bool] = self._first
+
+    def _first(self, *tensors: Any) -> bool:
+        self.check = _refuse
+        self.adopt(*tensors)
+        return self.check(*tensors)
+
+    def adopt(self, *tensors: Any) -> None:
+        """Let tensors like these through, if they lie as the program needs them."""
+        if not self._left:
             return
-        self._adoptions -= 1
-        if all(map(_lies_well, self._guarded, tensors)):
-            self._names["check"] = _guard(self._guarded, tensors)
+        self._left -= 1
+        if all(map(_lies_well, self._specs, tensors)):
+            self.check = _guard(self._specs, tensors)
 
 
 def _lies_well(spec: InputSpec, tensor: Any) -> bool:

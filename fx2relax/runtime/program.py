@@ -48,7 +48,6 @@ class Program:
         self.imported = imported
         self.device = device or torch.device("cpu")
         torch_call.register(imported.torch_calls)
-        weakref.finalize(self, torch_call.unregister, list(imported.torch_calls))
         where = tvm.device(self.device.type, self.device.index or 0)
         machines = _Machines(executable, where, imported.name)
         transform = f"{imported.name}_transform_params"
@@ -56,12 +55,8 @@ class Program:
         calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
         lift = (lambda given: machines.machine[transform](given)) if lifted else None
-        self._weights = Weights(frozen, lift)
-        self._constants: dict[int, Any] = {
-            i: s.value for i, s in enumerate(frozen) if s.position < 0
-        }
-        self._frozen = [s.position for s in frozen]
-        self._shared: list[int] | None = None
+        parts = _Parts(imported, self.device, Weights(frozen, lift))
+        weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
         solver = Solver(imported.solved, imported.params) if imported.solved else None
         kernel = None
         if calling.kernel is not None and not lifted:
@@ -70,19 +65,36 @@ class Program:
             "machines": machines,
             "kernel": kernel,
             "solve": solver.solve if solver is not None else None,
-            "weights": self._ready if frozen else None,
+            "weights": parts.ready if frozen else None,
             "weight_count": len(frozen),
-            "fail": self._failed,
-            "own": self._own,
+            "fail": parts.failed,
+            "own": parts.own,
         }
         way = Way(calling, imported.params[: imported.num_input], imported.outputs, values)
-        #: The same as a call, of a tuple of arguments.
+        #: The same as a call, of a tuple of arguments; it does without the program.
         self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.call(arguments)
 
-    def _ready(self, arguments: Sequence[Any]) -> list[Any]:
+
+class _Parts:
+    """What a call needs besides its lines, and nothing that holds these: a program that is dropped
+    is freed at once, with the weights that it made.
+    """
+
+    def __init__(self, imported: Imported, device: torch.device, weights: Weights) -> None:
+        self.imported = imported
+        self.device = device
+        self._weights = weights
+        frozen = imported.params[imported.num_input :]
+        self._constants: dict[int, Any] = {
+            i: s.value for i, s in enumerate(frozen) if s.position < 0
+        }
+        self._frozen = [s.position for s in frozen]
+        self._shared: list[int] | None = None
+
+    def ready(self, arguments: Sequence[Any]) -> list[Any]:
         """The weights as the function takes them."""
         return self._weights.get(
             [
@@ -91,7 +103,7 @@ class Program:
             ]
         )
 
-    def _own(self, results: list[Any], arguments: Sequence[Any]) -> None:
+    def own(self, results: list[Any], arguments: Sequence[Any]) -> None:
         """Copy the results that share memory with an argument or an earlier result."""
         shared = self._shared if self._shared is not None else _sharing(results, arguments)
         if all(not isinstance(r, torch.Tensor) or r.numel() for r in results):
@@ -99,7 +111,7 @@ class Program:
         for index in shared:
             results[index] = results[index].clone()
 
-    def _failed(self, arguments: Sequence[Any], error: Exception) -> Exception:
+    def failed(self, arguments: Sequence[Any], error: Exception) -> Exception:
         """What a failed call raises."""
         try:
             self._explain(arguments, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,28 +35,23 @@ class Weights:
     def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
         self._specs = list(specs)
         self._transform = transform
-        self._seen: list[torch.Tensor] = []
-        self._addresses: list[int] = []
-        self._versions: list[float] | None = None
-        self._probes: list[Any] = []
-        self._values: list[bytes] = []
-        self._ready: list[Any] | None = None
+        self._made: _Made | None = None
 
     def get(self, weights: Sequence[torch.Tensor]) -> list[Any]:
         """What stands right of `num_input` in the call."""
-        ready = self._ready
+        made = self._made
         # Loops in C: a network may have hundreds of weights, and each call comes here.
         if (
-            ready is None
-            or not all(map(operator.is_, weights, self._seen))
-            or list(map(_address, weights)) != self._addresses
-            or (self._versions is not None and _versions(weights) != self._versions)
-            or (self._probes and [probe.tobytes() for probe in self._probes] != self._values)
+            made is None
+            or not all(map(operator.is_, weights, made.weights))
+            or list(map(_address, weights)) != made.addresses
+            or (made.versions is not None and _versions(weights) != made.versions)
+            or (made.probes and [probe.tobytes() for probe in made.probes] != made.words)
         ):
-            return self._renew(weights)
-        return ready
+            made = self._made = self._renew(weights)
+        return made.ready
 
-    def _renew(self, weights: Sequence[torch.Tensor]) -> list[Any]:
+    def _renew(self, weights: Sequence[torch.Tensor]) -> _Made:
         prepared = [
             boundary.argument(spec, weight)
             for spec, weight in zip(self._specs, weights, strict=True)
@@ -69,14 +65,28 @@ class Weights:
         if self._transform is not None:
             tensors = list(self._transform(tuple(tensors)))
             copied = list(weights)
-        self._seen = list(weights)
-        self._addresses = list(map(_address, weights))
-        # Where the program reads the weights' own memory, it sees what is written there.
-        self._versions = _versions(weights) if copied else None
-        self._probes = [probe for weight in copied for probe in _probes(weight)]
-        self._values = [probe.tobytes() for probe in self._probes]
-        self._ready = tensors
-        return tensors
+        probes = [probe for weight in copied for probe in _probes(weight)]
+        return _Made(
+            weights=list(weights),
+            addresses=list(map(_address, weights)),
+            # Where the program reads the weights' own memory, it sees what is written there.
+            versions=_versions(weights) if copied else None,
+            probes=probes,
+            words=[probe.tobytes() for probe in probes],
+            ready=tensors,
+        )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was made of the weights, and how they were then; one object, for threads' sake."""
+
+    weights: list[torch.Tensor]
+    addresses: list[int]
+    versions: list[float] | None
+    probes: list[memoryview]
+    words: list[bytes]
+    ready: list[Any]
 
 
 _address = torch.Tensor.data_ptr
