@@ -69,6 +69,11 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     """Compile what `lower` returned, for the same target."""
     target = as_target(target)
     share_threads()
+    passes = relax.transform
+    if not _holds_empty(lowered):
+        # Copies that become views are gone before anyone looks for masks in them.
+        views = [passes.RewriteDataflowReshape(), passes.DeadCodeElimination()]
+        lowered = tvm.transform.Sequential(views)(lowered)
     if holds_masks(lowered):
         target = without_loop_vectorizer(target)
     lowered = lowered.clone()
@@ -76,8 +81,7 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
         "global_symbol", RELEASE
     )
     with target:
-        pipeline = _to_virtual_machine(views=not _holds_empty(lowered))
-        return relax.build(lowered, target, relax_pipeline=pipeline, tir_pipeline=NAME)
+        return relax.build(lowered, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=NAME)
 
 
 def _holds_empty(mod: Any) -> bool:
@@ -96,11 +100,10 @@ def _holds_empty(mod: Any) -> bool:
     return found
 
 
-def _to_virtual_machine(views: bool) -> Any:
+def _to_virtual_machine() -> Any:
     passes = relax.transform
     return tvm.transform.Sequential(
         [
-            *([passes.RewriteDataflowReshape()] if views else []),
             passes.ToNonDataflow(),
             passes.RemovePurityChecking(),
             passes.CallTIRRewrite(),

@@ -15,6 +15,7 @@ from tvm import s_tir, tirx
 from .blocks import SPATIAL, Block
 from .inline import inline_steps
 from .loops import fuse, share, worth
+from .places import shorten
 from .pointwise import pointwise
 from .reduction import reduction
 from .rows import common_rows, schedule_rows
@@ -38,6 +39,7 @@ def schedule_kernels(mod: Any, target: Any) -> Any:
 
 
 def _schedule(func: Any, threads: int) -> Any:
+    func = shorten(func)
     for rule in (_rows_or_blocks, _outer_only):
         try:
             sch = s_tir.Schedule(tvm.IRModule({"main": func}), error_render_level="none")
