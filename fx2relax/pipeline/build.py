@@ -146,9 +146,11 @@ def _ready(mod: Any, target: Any) -> tuple[Any, bool]:
 def _with_memory(lowered: Any) -> Any:
     """The module with the memory that each kernel writes to."""
     passes = relax.transform
+    # Copies that become views are gone before anyone looks for masks in them.
+    views = [passes.RewriteDataflowReshape(), passes.DeadCodeElimination()]
     mod = tvm.transform.Sequential(
         [
-            *([] if _holds_empty(lowered) else [passes.RewriteDataflowReshape()]),
+            *([] if _holds_empty(lowered) else views),
             passes.ToNonDataflow(),
             passes.RemovePurityChecking(),
             passes.CallTIRRewrite(),

@@ -17,6 +17,7 @@ from .blocks import SPATIAL, Block
 from .gemm import tile
 from .inline import inline_steps
 from .loops import fuse, share, worth
+from .places import shorten
 from .pointwise import pointwise
 from .reduction import reduction
 from .rows import common_rows, schedule_rows
@@ -40,6 +41,7 @@ def schedule_kernels(mod: Any, target: Any) -> Any:
 
 
 def _schedule(func: Any, threads: int) -> Any:
+    func = shorten(func)
     for rule in (_rows_or_blocks, _outer_only):
         try:
             sch = s_tir.Schedule(tvm.IRModule({"main": func}), error_render_level="none")
