@@ -36,15 +36,18 @@ struct Job {
   int64_t m, k, n;
 };
 
-// Rows `first`.. of x (M of them) times rows `column`.. of w (N of them), w being (n, k).
+// Rows `first`.. of x (M of them) times N rows of w from `column` on, `step` apart; w is (n, k).
 template <typename V, int M, int N>
-FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column) {
+FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column, int64_t step) {
   constexpr int kLanes = sizeof(V) / sizeof(float);
   // Few sums would wait for each other: each gets several accumulators.
   constexpr int kTurns = M * N == 1 ? 8 : M * N <= 4 ? 2 : 1;
   const int64_t k = job.k;
   const float* x = job.x + first * k;
   const float* w = job.w + column * k;
+  const int64_t apart = step * k;
+  // What is read next: the following rows where these lie together, else further in each.
+  const int64_t ahead = step == 1 ? N * k : 512;
   V sums[kTurns][M][N];
   FX2RELAX_UNROLL
   for (int t = 0; t < kTurns; ++t)
@@ -59,8 +62,8 @@ FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column) {
       V right[N];
       FX2RELAX_UNROLL
       for (int n = 0; n < N; ++n) {
-        load(right[n], w + n * k + at + t * kLanes);
-        if (t % 2 == 0) __builtin_prefetch(w + (n + N) * k + at + t * kLanes, 0, 2);
+        load(right[n], w + n * apart + at + t * kLanes);
+        if (t % 2 == 0) __builtin_prefetch(w + n * apart + ahead + at + t * kLanes, 0, 2);
       }
       FX2RELAX_UNROLL
       for (int m = 0; m < M; ++m) {
@@ -81,34 +84,41 @@ FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column) {
       float sum = 0;
       FX2RELAX_UNROLL
       for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-      for (int64_t rest = at; rest < k; ++rest) sum += x[m * k + rest] * w[n * k + rest];
-      if (job.bias != nullptr) sum += job.bias[column + n];
-      job.out[(first + m) * job.n + column + n] = sum;
+      for (int64_t rest = at; rest < k; ++rest) sum += x[m * k + rest] * w[n * apart + rest];
+      if (job.bias != nullptr) sum += job.bias[column + n * step];
+      job.out[(first + m) * job.n + column + n * step] = sum;
     }
   }
 }
 
 template <typename V, int N>
-FX2RELAX_INLINE void dots_of_all(const Job& job, int64_t column) {
+FX2RELAX_INLINE void dots_of_all(const Job& job, int64_t column, int64_t step) {
   int64_t first = 0;
-  for (; first + 4 <= job.m; first += 4) dots<V, 4, N>(job, first, column);
+  for (; first + 4 <= job.m; first += 4) dots<V, 4, N>(job, first, column, step);
   switch (job.m - first) {
-    case 3: dots<V, 3, N>(job, first, column); break;
-    case 2: dots<V, 2, N>(job, first, column); break;
-    case 1: dots<V, 1, N>(job, first, column); break;
+    case 3: dots<V, 3, N>(job, first, column, step); break;
+    case 2: dots<V, 2, N>(job, first, column, step); break;
+    case 1: dots<V, 1, N>(job, first, column, step); break;
     default: break;
   }
 }
 
+constexpr int64_t kLarge = 1 << 20;  // floats that come from memory, not from a cache
+
 template <typename V>
 FX2RELAX_INLINE void turned(const Job& job, int64_t begin, int64_t end) {
   int64_t column = begin;
-  if (job.m == 2) {
-    for (; column + 2 <= end; column += 2) dots_of_all<V, 2>(job, column);
-  } else if (job.m > 2) {
-    for (; column + 3 <= end; column += 3) dots_of_all<V, 3>(job, column);
+  if (job.m == 1 || (job.m == 2 && job.k * job.n > kLarge)) {
+    // Reading the weight is all the work: four places are read at once, each of them on and on.
+    const int64_t step = (end - begin) / 4;
+    for (; column < begin + step; ++column) dots_of_all<V, 4>(job, column, step);
+    column = begin + 4 * step;
+  } else if (job.m == 2) {
+    for (; column + 2 <= end; column += 2) dots_of_all<V, 2>(job, column, 1);
+  } else {
+    for (; column + 3 <= end; column += 3) dots_of_all<V, 3>(job, column, 1);
   }
-  for (; column < end; ++column) dots_of_all<V, 1>(job, column);
+  for (; column < end; ++column) dots_of_all<V, 1>(job, column, 1);
 }
 
 // M rows of x, from `first`, times K rows of w, from `at`, added to columns of out; w is (k, n).
