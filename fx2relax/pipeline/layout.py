@@ -237,6 +237,8 @@ class _Planner:
             self.labels.cost(var, 0, cost)
             self.plainly(x)
         elif axes[0] == 0 and axes[-2:] == (rank - 2, rank - 1):
+            # A shuffle of channels: whole planes move, or single elements where they come last.
+            self.labels.cost(var, 1, cost)
             self.together(x, var)
         else:
             self.labels.cost(var, 1, math.inf)
