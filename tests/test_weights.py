@@ -1,12 +1,17 @@
 """Weights: lifted once, seen when they change, shared with PyTorch."""
 
+import weakref
+
 import pytest
 import torch
+import tvm_ffi
 from torch import nn
 
 import fx2relax
 from fx2relax.compat import op, relax
+from fx2relax.params import InputSpec
 from fx2relax.pipeline import lower
+from fx2relax.runtime.weights import Weights
 from fx2relax.testing import assert_matches_eager
 
 
@@ -124,7 +129,7 @@ def test_lifted_once_for_many_calls(monkeypatch):
     made = []
     renew = weights.Weights._renew
     monkeypatch.setattr(
-        weights.Weights, "_renew", lambda self, given: made.append(1) or renew(self, given)
+        weights.Weights, "_renew", lambda self, *given: made.append(1) or renew(self, *given)
     )
     model, x = Normed(), torch.randn(3, 4)
     compiled = _compiled(model)
@@ -183,3 +188,41 @@ def test_results_that_are_not_computed_are_fresh_at_every_call():
             for result, expected in zip(results, model(torch.ones(2)), strict=True):
                 assert torch.equal(result, expected)
                 result.add_(5)
+
+
+def _held(transformed, *weights):
+    """`Weights` of two matrices of which a sum is taken, that counts how often."""
+
+    def transform(tensors):
+        transformed.append(1)
+        a, b = (torch.from_dlpack(t) for t in tensors)
+        return [tvm_ffi.from_dlpack(a + b)]
+
+    specs = [InputSpec(str(i), "parameter", w.detach().clone()) for i, w in enumerate(weights)]
+    return Weights(specs, transform)
+
+
+def test_modules_that_share_a_program_are_remembered_each():
+    transformed = []
+    first, second = ((torch.randn(3, 4), torch.randn(3, 4)) for _ in range(2))
+    held = _held(transformed, *first)
+    for _ in range(3):
+        for pair in (first, second):
+            torch.testing.assert_close(torch.from_dlpack(held.get(pair)[0]), sum(pair))
+    assert len(transformed) == 2
+    second[1].add_(1)
+    torch.testing.assert_close(torch.from_dlpack(held.get(second)[0]), sum(second))
+    torch.testing.assert_close(torch.from_dlpack(held.get(first)[0]), sum(first))
+    assert len(transformed) == 3
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_was_made_goes_with_its_weights(grad):
+    weights = [nn.Parameter(torch.randn(3, 4), requires_grad=grad) for _ in range(2)]
+    held = _held([], *weights)
+    gone = weakref.ref(weights[0])
+    held.get(weights)
+    del weights
+    assert gone() is None
+    assert not held._sets
+    assert held._last is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ _PROBES = 4
 class Weights:
     """The frozen weights as TVM takes them, remembered until one of them changes.
 
+    One program may serve several modules (layers that are compiled one by one): what was made of
+    each module's weights is remembered, and let go of when one of them is no more.
+
     A weight has changed when it is another tensor, lies elsewhere or has another
     `Tensor._version`. Writes through ``.data`` leave the version as it is: where the program
     holds results made of the weights, a few elements of each weight are compared as well, which
@@ -35,25 +39,27 @@ class Weights:
     def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
         self._specs = list(specs)
         self._transform = transform
-        self._made: _Made | None = None
+        self._sets: dict[tuple[int, ...], _Made] = {}
+        self._last: _Made | None = None
 
     def get(self, weights: Sequence[torch.Tensor]) -> list[Any]:
         """What stands right of `num_input` in the call."""
-        made = self._made
-        # Loops in C: a network may have hundreds of weights, and each call comes here.
-        if (
-            made is None
-            or not all(map(operator.is_, weights, made.weights))
-            or list(map(_address, weights)) != made.addresses
-            or (made.versions is not None and _versions(weights) != made.versions)
-            or (made.probes and [probe.tobytes() for probe in made.probes] != made.words)
-        ):
-            made = self._made = self._renew(weights)
+        made = self._last
+        if made is None or not made.holds(weights):
+            made = self._last = self._find(weights)
         return made.ready
 
-    def _renew(self, weights: Sequence[torch.Tensor]) -> _Made:
+    def _find(self, weights: Sequence[torch.Tensor]) -> _Made:
+        ids = tuple(map(id, weights))
+        made = self._sets.get(ids)
+        if made is None or not made.holds(weights):
+            made = self._sets[ids] = self._renew(weights, ids)
+        return made
+
+    def _renew(self, weights: Sequence[torch.Tensor], ids: tuple[int, ...]) -> _Made:
+        # Of their own: what TVM holds must not keep a weight's object alive.
         prepared = [
-            boundary.argument(spec, weight)
+            boundary.argument(spec, weight.detach())
             for spec, weight in zip(self._specs, weights, strict=True)
         ]
         tensors = [from_torch(tensor) for tensor in prepared]
@@ -67,7 +73,8 @@ class Weights:
             copied = list(weights)
         probes = [probe for weight in copied for probe in _probes(weight)]
         return _Made(
-            weights=list(weights),
+            ids=list(ids),
+            alive=_watched(weights, self, ids),
             addresses=list(map(_address, weights)),
             # Where the program reads the weights' own memory, it sees what is written there.
             versions=_versions(weights) if copied else None,
@@ -76,17 +83,53 @@ class Weights:
             ready=tensors,
         )
 
+    def drop(self, ids: tuple[int, ...]) -> None:
+        """Let go of what was made of weights of which one is no more."""
+        made = self._sets.pop(ids, None)
+        if made is not None and made is self._last:
+            self._last = None
+
 
 @dataclass(frozen=True)
 class _Made:
-    """What was made of the weights, and how they were then; one object, for threads' sake."""
+    """What was made of the weights, and how they were then; one object, for threads' sake.
 
-    weights: list[torch.Tensor]
+    Attributes:
+        ids: of the weights; no other object has them while it lives.
+        alive: references that tell when it has to go.
+        versions: None where it does not matter.
+        ready: what was made.
+    """
+
+    ids: list[int]
+    alive: list[Any]
     addresses: list[int]
     versions: list[float] | None
     probes: list[memoryview]
     words: list[bytes]
     ready: list[Any]
+
+    def holds(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Whether it was made of these weights, as they are."""
+        # Loops in C: a network may have hundreds of weights, and each call comes here.
+        return (
+            list(map(id, weights)) == self.ids
+            and list(map(_address, weights)) == self.addresses
+            and (self.versions is None or _versions(weights) == self.versions)
+            and (not self.probes or [probe.tobytes() for probe in self.probes] == self.words)
+        )
+
+
+def _watched(weights: Sequence[torch.Tensor], holder: Weights, ids: tuple[int, ...]) -> list[Any]:
+    """References to the weights that tell their holder when one is no more."""
+    to = weakref.ref(holder)
+
+    def gone(_: Any) -> None:
+        found = to()
+        if found is not None:
+            found.drop(ids)
+
+    return [weakref.ref(weight, gone) for weight in weights]
 
 
 _address = torch.Tensor.data_ptr
