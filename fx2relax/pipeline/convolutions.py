@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from .contractions import CONTRACTION, GROUP, WINDOW
+from .contractions import CONTRACTION, GROUP, PLANE, WINDOW
 from .library import _CONVOLUTIONS, _SPACE, _dtype, _name, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -122,6 +122,9 @@ def contraction(x: Any, weight: Any, sizes: Sequence[Any], numbers: Geometry, dt
             numbers.dilation[-1],
         ]
         marks[WINDOW] = last
+        if len(numbers.kernel) == 2:
+            every = (numbers.kernel, numbers.stride, numbers.before, numbers.dilation)
+            marks[PLANE] = [n for pair in every for n in pair]
     return te.compute(tuple(sizes), element, name="conv", attrs=marks)
 
 
