@@ -101,6 +101,9 @@ def test_dtypes(dtype: str, rows: int) -> None:
     result = run(mod, a, b)
     assert result.dtype == kind
     _close(result, a.double() @ b.double(), 500)
+    ones = torch.ones(rows, 4096, dtype=kind), torch.ones(4096, 17, dtype=kind)
+    mod = module(lambda _, x, y: R.matmul(x, y), ones[0].shape, ones[1].shape, dtypes=dtype)
+    assert (run(mod, *ones) == 4096).all()
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 7, 9), (70, 400, 33)])
