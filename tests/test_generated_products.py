@@ -101,6 +101,9 @@ def test_dtypes(dtype: str, rows: int) -> None:
     result = run(mod, a, b)
     assert result.dtype == kind
     _close(result, a.double() @ b.double(), 500)
+    ones = torch.ones(rows, 4096, dtype=kind), torch.ones(4096, 17, dtype=kind)
+    mod = module(lambda _, x, y: R.matmul(x, y), ones[0].shape, ones[1].shape, dtypes=dtype)
+    assert (run(mod, *ones) == 4096).all()
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 7, 9), (70, 400, 33)])
@@ -221,6 +224,11 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dilated, in groups": (lambda: nn.Conv2d(8, 20, 3, 1, 2, 2, 4), (2, 8, 15, 14)),
     "depthwise": (lambda: nn.Conv2d(8, 8, 5, 1, 2, groups=8), (2, 8, 15, 14)),
     "depthwise by 2": (lambda: nn.Conv2d(8, 16, 3, 2, 1, groups=8), (2, 8, 15, 40)),
+    "depthwise of small planes": (lambda: nn.Conv2d(9, 9, 3, 1, 1, groups=9), (2, 9, 7, 7)),
+    "depthwise by 3": (lambda: nn.Conv2d(5, 5, 5, 3, 4, groups=5), (1, 5, 20, 31)),
+    "depthwise, dilated": (lambda: nn.Conv2d(5, 5, 3, 2, 3, 3, 5), (1, 5, 20, 31)),
+    "depthwise of tall planes": (lambda: nn.Conv2d(2, 2, 7, 1, 3, groups=2), (1, 2, 150, 130)),
+    "depthwise, oblong": (lambda: nn.Conv2d(4, 4, (1, 5), (2, 1), (0, 2), 1, 4), (1, 4, 9, 33)),
     "oblong": (lambda: nn.Conv2d(8, 16, (3, 5), (1, 2), (0, 3)), (2, 8, 15, 300)),
     "deep": (lambda: nn.Conv2d(130, 10, 3, 1, 1), (1, 130, 6, 21)),
     "signal": (lambda: nn.Conv1d(8, 16, 5, padding=3), (2, 8, 151)),

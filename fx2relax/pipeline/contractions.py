@@ -27,6 +27,8 @@ GROUP = "fx2relax.group"
 #: A block's annotation: along the columns `y` reads a window of so many taps, with this stride,
 #: padding and dilation; the number of the tap is the remainder of `k`.
 WINDOW = "fx2relax.window"
+#: A block's annotation: the same numbers for the last two axes, first all taps, then all strides...
+PLANE = "fx2relax.plane"
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Contraction:
     dtype: str
     window: list[int] | None = None
     group: Group | None = None
+    plane: list[int] | None = None
 
 
 class _Replace(Rewriter):
@@ -159,9 +162,14 @@ def _described(block: Block, after: Sequence[Block], marks: dict[str, Any]) -> C
         [s for s in steps if s is not None],
         panels,
         str(store.buffer.dtype),
-        [int(n) for n in marks[WINDOW]] if WINDOW in marks else None,
+        _numbers(marks, WINDOW),
         group,
+        _numbers(marks, PLANE),
     )
+
+
+def _numbers(marks: dict[str, Any], name: str) -> list[int] | None:
+    return [int(n) for n in marks[name]] if name in marks else None
 
 
 def _group(axis: Axis, size: int) -> Group:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from .contractions import CONTRACTION, GROUP, WINDOW
+from .contractions import CONTRACTION, GROUP, PLANE, WINDOW
 from .library import _CONVOLUTIONS, _SPACE, _dtype, _name, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -64,8 +64,8 @@ def geometry(call: Any) -> Geometry | None:
     )
 
 
-def convolve(builder: Any, call: Any, numbers: Geometry, x: Any, weight: Any) -> Any:
-    """The contraction of a convolution; `weight` may be one of the function's weights."""
+def convolve(builder: Any, call: Any, numbers: Geometry, x: Any, weight: Any, dtype: str) -> Any:
+    """The contraction of a convolution, summed in a dtype."""
     sizes = [int(s) for s in _sizes(call.args[1]) or []]
     if numbers.transposed:
         # (in, out of a group, taps) to (out, in of a group, taps).
@@ -81,7 +81,7 @@ def convolve(builder: Any, call: Any, numbers: Geometry, x: Any, weight: Any) ->
     weight = builder.emit(relax.op.reshape(weight, [channels, taps]))
 
     def kernel(x: Any, weight: Any, sizes: Sequence[Any]) -> Any:
-        return contraction(x, weight, sizes, numbers, _dtype(call))
+        return contraction(x, weight, sizes, numbers, dtype)
 
     return builder.call_te(
         kernel,
@@ -122,6 +122,9 @@ def contraction(x: Any, weight: Any, sizes: Sequence[Any], numbers: Geometry, dt
             numbers.dilation[-1],
         ]
         marks[WINDOW] = last
+        if len(numbers.kernel) == 2:
+            every = (numbers.kernel, numbers.stride, numbers.before, numbers.dilation)
+            marks[PLANE] = [n for pair in every for n in pair]
     return te.compute(tuple(sizes), element, name="conv", attrs=marks)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tvm import tirx
 
+from . import depthwise
 from .blocks import Axis
 from .contractions import Contraction, evaluate, find
 from .nests import (
@@ -38,7 +39,7 @@ from .nests import (
 )
 from .panels import Panels
 from .steps import Written, written
-from .tiles import Tiles, choose, rows_of_plane
+from .tiles import Tiles, choose, lanes_of, rows_of_plane
 
 _log = logging.getLogger(__name__)
 _WORTH_A_THREAD = 60_000
@@ -66,6 +67,8 @@ def generate(func: Any, found: Contraction, target: Any, threads: int) -> Any:
     axes = [found.k, *found.batch, *found.rows, *found.columns]
     if any(a.length == 0 or str(a.var.ty.dtype) != INDEX for a in axes):
         return None
+    if depthwise.suits(found):
+        return depthwise.generate(func, found, lanes_of(target, found.dtype), threads)
     rows = product([size(a) for a in found.rows])
     few = isinstance(rows, int) and rows <= _FEW_ROWS
     if few and not found.panels and found.window is None:

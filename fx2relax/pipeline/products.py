@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .attentions import attend, is_attention
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
-from .library import _dtype, _name, _sizes, _untransposed, _Uses
+from .library import _blocks, _dtype, _name, _sizes, _untransposed, _Uses
 from .lift import PACKS
 from .tiles import lanes_of
 
@@ -55,11 +54,11 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         self.uses = _Uses(func)
         attrs = func.attrs
         count = int(attrs["num_input"]) if self.lifted and attrs and "num_input" in attrs else None
-        self.weights = set() if count is None else set(func.params[count:])
+        self.weights = set() if count is None else _on_weights(func, func.params[count:])
         return self.visit_expr(func)
 
     def visit_call_(self, call: Any) -> Any:
-        """A contraction in the place of a product."""
+        """Contractions in the place of a product, a convolution or an attention."""
         turned = self._turned_back(call)
         if turned is not None:
             return self.visit_expr(turned)
@@ -68,46 +67,35 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         numbers = geometry(call)
         if numbers is not None:
             x, weight = (self.visit_expr(x) for x in call.args)
-            return convolve(self.builder_, call, numbers, x, weight)
-        if _name(call) != "relax.matmul" or not _fits(call):
-            return self.visit_expr_post_order(call)
+            wide = _wide(call)
+            return self._narrow(convolve(self.builder_, call, numbers, x, weight, wide), call)
+        if _name(call) == "relax.matmul" and _fits(call):
+            return self._narrow(self._product(call), call)
+        return self.visit_expr_post_order(call)
+
+    def _narrow(self, result: Any, call: Any) -> Any:
+        """A result in the dtype of a call; sums of half precision are float32."""
+        if _wide(call) == _dtype(call):
+            return result
+        return relax.op.astype(self.builder_.emit(result), _dtype(call))
+
+    def _product(self, call: Any) -> Any:
         factors = []
         for x in call.args:
             source = _untransposed(x, self.uses)
             factors.append((x if source is None else source, source is not None))
         (x, x_turned), (y, y_turned) = factors
-        wide = _dtype(call)
-        packs = len(_sizes(y) or ()) == 2 and self._is_weight(y) and _static(y)
+        wide, build = _wide(call), self.builder_
+        packs = len(_sizes(y) or ()) == 2 and y in self.weights and _static(y)
+        columns = (_sizes(y) or [])[-2 if y_turned else -1]
         x, y = self.visit_expr(x), self.visit_expr(y)
-        build = self.builder_
-        if packs:
-            lanes = lanes_of(self.target, wide)
-            packed = build.emit(
-                build.call_te(
-                    pack, y, y_turned, lanes, primfunc_name_hint="pack", primfunc_attrs={PACKS: 1}
-                )
-            )
-            columns = (_sizes(y) or [])[0 if y_turned else 1]
-            return build.call_te(
-                product_of_panels,
-                x,
-                packed,
-                columns,
-                x_turned,
-                wide,
-                primfunc_name_hint="matmul",
-                primfunc_attrs=_FUSES,
-            )
-        return build.call_te(
-            product,
-            x,
-            y,
-            x_turned,
-            y_turned,
-            wide,
-            primfunc_name_hint="matmul",
-            primfunc_attrs=_FUSES,
-        )
+        names = {"primfunc_name_hint": "matmul", "primfunc_attrs": _FUSES}
+        if not packs:
+            return build.call_te(product, x, y, x_turned, y_turned, wide, **names)
+        lanes = lanes_of(self.target, wide)
+        marks = {"primfunc_name_hint": "pack", "primfunc_attrs": {PACKS: 1}}
+        packed = build.emit(build.call_te(pack, y, y_turned, lanes, **marks))
+        return build.call_te(product_of_panels, x, packed, columns, x_turned, wide, **names)
 
     def _turned_back(self, call: Any) -> Any:
         """What a permutation of a permutation leaves as it was."""
@@ -121,17 +109,20 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         back = [order[axis] for axis in outer] == list(range(rank))
         return inner.args[0] if back and isinstance(inner.args[0], relax.Var) else None
 
-    def _is_weight(self, x: Any) -> bool:
-        """Whether a tensor depends on weights alone."""
-        if not self.weights:
-            return False
-        if x in self.weights:
-            return True
-        value = self.uses.values.get(x)
-        if value is None or not isinstance(value, tvm.ir.Call):
-            return False
-        inner = list(relax.analysis.free_vars(value))
-        return bool(inner) and all(self._is_weight(v) for v in inner)
+
+def _wide(call: Any) -> str:
+    return "float32" if _dtype(call) in _HALF else _dtype(call)
+
+
+def _on_weights(func: Any, weights: Sequence[Any]) -> set[Any]:
+    """The variables of a function that depend on its weights alone."""
+    found = set(weights)
+    for block in _blocks(func) if found else ():
+        for binding in block.bindings:
+            inner = relax.analysis.free_vars(binding.value)
+            if inner and isinstance(binding, relax.VarBinding) and found.issuperset(inner):
+                found.add(binding.var)
+    return found
 
 
 def _order(call: Any, rank: int) -> list[int]:
