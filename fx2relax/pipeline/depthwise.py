@@ -14,7 +14,7 @@ from tvm import tirx
 
 from .blocks import Axis
 from .contractions import Contraction, evaluate, split_guard
-from .loops import (
+from .nests import (
     INDEX,
     PARALLEL,
     SERIAL,
