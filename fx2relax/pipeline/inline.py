@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .blocks import SPATIAL, Block
-from .tir import TensorLoad
+from .tir import TensorLoad, is_guard
 
 # A step read at several places is copied to each: past this, copies cost more than a buffer.
 _MAX_SIZE = 600
@@ -47,10 +47,16 @@ def _worthwhile(sch: Any, block: Block, readers: list[Block]) -> bool:
     loads = [len(r.loads_of(buffer)) for r in fresh]
     if block.summary.size * sum(loads) > _MAX_SIZE:
         return False
-    moves = isinstance(block.store.value, TensorLoad)  # where to read from costs little
-    if len(fresh) > 1 and block.summary.cost > _MAX_REPEATED_COST and not moves:
+    if len(fresh) > 1 and block.summary.cost > _MAX_REPEATED_COST and not _moves(block.store.value):
         return False
     return all(_fits(block, r) for r in fresh)
+
+
+def _moves(value: Any) -> bool:
+    """Whether a step only chooses where to read from, which costs little."""
+    if is_guard(value):
+        return all(_moves(branch) for branch in value.args[1:])
+    return isinstance(value, TensorLoad)
 
 
 def _fits(block: Block, reader: Block) -> bool:
