@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from tvm import relax
 from tvm.script import relax as R
 
-from fx2relax.pipeline import assemble, lower
+from fx2relax.pipeline import assemble, build, lower
+from fx2relax.pipeline.tiles import lanes_of
 from fx2relax.testing import assert_matches_eager
 
 INF, NAN = float("inf"), float("nan")
@@ -321,3 +323,25 @@ def test_permutations_that_undo_each_other() -> None:
 
     x = _normal(2, 3, 4, 5)
     torch.testing.assert_close(run(module(body, x.shape), x), x)
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes"),
+    [
+        ({"kind": "llvm", "mcpu": "x86-64"}, 8),
+        ({"kind": "llvm", "mcpu": "haswell"}, 16),
+        ({"kind": "llvm", "mcpu": "cascadelake"}, 32),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 16),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic"}, 16),
+    ],
+    ids=str,
+)
+def test_registers_of_a_target(target: dict[str, str], lanes: int) -> None:
+    assert lanes_of(tvm.target.Target(target), "float32") == lanes
+    assert lanes_of(tvm.target.Target(target), "float64") == lanes // 2
+    mod = module(lambda _, x, y: R.matmul(x, y), (33, 20), (20, 50))
+    executable = build(mod, target=target, library="none")
+    if target["mcpu"] == "x86-64" and platform.machine() in ("x86_64", "AMD64"):
+        a, b = _normal(33, 20), _normal(20, 50)
+        result = relax.VirtualMachine(executable, tvm.cpu())["main"](a, b)
+        _close(result, a.double() @ b.double(), 20)
