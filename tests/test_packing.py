@@ -75,7 +75,7 @@ def test_special_values_in_few_rows(turned):
     torch.testing.assert_close(out, expected, equal_nan=True)
 
 
-def test_few_rows_in_threads_give_the_same_bits():
+def test_few_rows_in_threads():
     x, weight, results = random(2, 300), random(5000, 300), []
     before = torch.get_num_threads()
     try:
