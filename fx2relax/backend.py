@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import logging
 import operator
 import time
@@ -31,6 +32,7 @@ from fx2relax import (
     rng_states,
     traced,
 )
+from fx2relax.alternatives import Alternatives
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -47,6 +49,7 @@ from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
 log = logging.getLogger("fx2relax")
+_GENERATED = "generated"
 
 # Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
 torch._dynamo.config.allow_rnn = True
@@ -149,13 +152,16 @@ class _Compiler:
         self.names = names
         self.context = contextvars.copy_context()
         self.verdicts: never_slower.Verdicts | None = None
+        self.alternatives: Alternatives | None = None
 
     def contest(self, compiled: Any, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
         """What was compiled of Dynamo's graph, unless eager turns out to be faster."""
         if self.verdicts is None:
             return compiled  # type: ignore[no-any-return]
         nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
-        return never_slower.Contest(compiled, graph_module.forward, nodes, self.verdicts)
+        return never_slower.Contest(
+            compiled, graph_module.forward, nodes, self.verdicts, self.alternatives
+        )
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         context = TracingContext.try_get()
@@ -164,6 +170,8 @@ class _Compiler:
         mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
         watch = never_slower.enabled(self.options.never_slower) and metadata is not None
         watch = watch and never_slower.leaves_no_trace(graph, mutates)
+        # Which way is taken is a matter of time, and their sums differ in the last digits.
+        watch = watch and not torch.are_deterministic_algorithms_enabled()
         return self._compile(graph, self._specs(graph, freeze=True), watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -216,15 +224,41 @@ class _Compiler:
 
     def _build(
         self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float, watch: bool
-    ) -> Program:
+    ) -> Program | Alternatives:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
-        built = programs.build(graph, specs, self.options)
+        options = self.options
+        if options.library == "auto":
+            options = dataclasses.replace(options, library="torch")
+        built = programs.build(graph, specs, options)
         _count(built.imported, built.census, time.perf_counter() - start)
-        if watch:
-            self.verdicts = never_slower.Verdicts(built.store, built.key)
-        return Program(built.imported, built.executable, device, built.calling)
+        first = Program(built.imported, built.executable, device, built.calling)
+        if not watch:
+            return first
+        self.verdicts = never_slower.Verdicts(built.store, built.key)
+        rival = self._rival(graph, specs, built.census)
+        if rival is None:
+            return first
+        second = Program(rival.imported, rival.executable, device, rival.calling)
+        self.alternatives = Alternatives({"torch": first.call, _GENERATED: second.call})
+        return self.alternatives
+
+    def _rival(
+        self, graph: torch.fx.GraphModule, specs: list[InputSpec], census: dict[str, int]
+    ) -> programs.Built | None:
+        """The same with generated kernels in the place of library calls, if that may be faster."""
+        assert self.verdicts is not None
+        known = self.verdicts.known.get("()", _GENERATED)
+        if self.options.library != "auto" or not census["library_calls"] or known != _GENERATED:
+            return None
+        options = dataclasses.replace(self.options, library=_GENERATED)
+        try:
+            built = programs.build(graph, specs, options)
+        except Exception as error:
+            log.info("generated kernels are not tried: %s: %s", type(error).__name__, error)
+            return None
+        return built if built.census["library_calls"] < census["library_calls"] else None
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
@@ -291,7 +325,9 @@ def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
     )
 
 
-def _guarded(program: Program, graph: torch.fx.GraphModule) -> Callable[[tuple[Any, ...]], Any]:
+def _guarded(
+    program: Program | Alternatives, graph: torch.fx.GraphModule
+) -> Callable[[tuple[Any, ...]], Any]:
     """The program, and PyTorch for a call whose arguments the graph was not compiled for.
 
     Dynamo's guards let through what the ATen graph does not say: AOTAutograd may hand over the

@@ -1,4 +1,4 @@
-"""A graph that eager runs faster runs in eager: its first calls are timed both ways.
+"""A graph runs in the fastest of its ways: its first calls are timed in each, eager among them.
 
 The calls that are timed are the user's own, on the user's own arguments, so that only graphs are
 timed that leave no trace: no write, no random draw, no other effect, nothing to differentiate. The
@@ -18,6 +18,7 @@ import torch
 import torch.fx
 
 from fx2relax import report
+from fx2relax.alternatives import Alternatives
 from fx2relax.cache import Store
 from fx2relax.torch_calls import is_ordered
 
@@ -32,7 +33,9 @@ _CLEAR = 3
 _SECONDS = 2.0
 # Graphs of symbolic sizes are timed for so many sizes.
 _SIZES = 32
-_NOTE = "slower"
+_NOTE = "fastest"
+#: The way that is no program.
+EAGER = "eager"
 
 Function = Callable[..., Any]
 
@@ -56,17 +59,17 @@ def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
 
 
 class Verdicts:
-    """For which sizes eager is faster, as remembered beside a stored program."""
+    """Which way is the fastest for which sizes, as remembered beside a stored program."""
 
     def __init__(self, store: Store | None = None, key: str = "") -> None:
         self._store, self._key = store, key
         known = store.notes(key).get(_NOTE) if store is not None else None
         known = known if isinstance(known, dict) else {}
-        self.known = {str(k): v for k, v in known.items() if isinstance(v, bool)}
+        self.known = {str(k): v for k, v in known.items() if isinstance(v, str)}
 
-    def add(self, sizes: str, slower: bool) -> None:
+    def add(self, sizes: str, fastest: str) -> None:
         """Remember a verdict."""
-        self.known[sizes] = slower
+        self.known[sizes] = fastest
         if self._store is not None:
             try:
                 self._store.note(self._key, **{_NOTE: self.known})
@@ -75,40 +78,52 @@ class Verdicts:
 
 
 class Contest:
-    """A compiled graph's function, and eager's where that is faster.
+    """A compiled graph's function, in the fastest of its ways, and eager's where that is faster.
 
     Args:
         program: what was compiled of a graph that leaves no trace.
         eager: the same in PyTorch.
         nodes: how many operators it has.
         verdicts: what is known of it already.
+        alternatives: the programs that `program` runs one of; None where there is one.
     """
 
-    def __init__(self, program: Function, eager: Function, nodes: int, verdicts: Verdicts) -> None:
+    def __init__(
+        self,
+        program: Function,
+        eager: Function,
+        nodes: int,
+        verdicts: Verdicts,
+        alternatives: Alternatives | None = None,
+    ) -> None:
         self._program, self._eager = program, eager
         self._nodes, self._verdicts = nodes, verdicts
+        self._alternatives = alternatives or Alternatives({"program": lambda _: None})
+        self._several = len(self._alternatives.names) > 1
         self._lock = threading.Lock()
-        self._times: dict[tuple[int, ...], list[tuple[float, float]]] = {}
-        self._slower: dict[tuple[int, ...], bool] = {}
+        self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
+        self._fastest: dict[tuple[int, ...], str] = {}
         self._counted = False
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the graph one way, or both ways while it is timed."""
+        """Run the graph one way, or each way while it is timed."""
         sizes = tuple([a for a in arguments if type(a) is int])
-        slower = self._slower.get(sizes)
-        if slower is None:
+        fastest = self._fastest.get(sizes)
+        if fastest is None:
             return self._undecided(sizes, arguments)
-        if slower:
+        if fastest == EAGER:
             report.counters.calls += 1
             return self._eager(*arguments)
+        if self._several and sizes:
+            self._alternatives.use(fastest)
         return self._program(*arguments)
 
     def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
         known = self._verdicts.known.get(str(sizes))
-        if known is not None:
+        if known is not None and known in (EAGER, *self._alternatives.names):
             self._decide(sizes, known)
             return self(*arguments)
-        if len(self._slower) >= _SIZES:
+        if len(self._fastest) >= _SIZES:
             return self._program(*arguments)
         watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         # Others that watch PyTorch's calls would see each of them twice; another thread's calls
@@ -121,41 +136,69 @@ class Contest:
             self._lock.release()
 
     def _timed(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+        first, *others = self._alternatives.names
         times = self._times.get(sizes)
-        if times is None:
-            self._times[sizes] = []  # the first call prepares weights
-            return self._program(*arguments)
         try:
-            if len(times) % 2:
-                eager = _seconds(self._eager, arguments)[0]
-                seconds, result = _seconds(self._program, arguments)
-            else:
-                seconds, result = _seconds(self._program, arguments)
-                eager = _seconds(self._eager, arguments)[0]
+            if times is None:
+                self._times[sizes] = []
+                for name in (*others, first):  # the first call prepares weights
+                    _, result = self._run(name, arguments)
+                return result
+            seconds = {}
+            # Whoever comes first finds the arguments out of the cache.
+            ways = [first, *others, EAGER]
+            turn = len(times) % len(ways)
+            for name in (*ways[turn:], *ways[:turn]):
+                seconds[name], made = self._run(name, arguments)
+                if name == first:
+                    result = made
         except Exception:
-            # Whatever eager has against these arguments, or this graph: the program has to say.
-            self._decide(sizes, False)
+            # Whatever one way has against these arguments, or this graph: the first has to say.
+            self._decide(sizes, first)
             return self._program(*arguments)
-        times.append((seconds, eager))
-        slower = verdict(times)
-        if slower is not None:
-            self._verdicts.add(str(sizes), slower)
-            self._decide(sizes, slower)
+        finally:
+            self._alternatives.use(first)
+        times.append(seconds)
+        fastest = self._verdict(times)
+        if fastest is not None:
+            self._verdicts.add(str(sizes), fastest)
+            self._decide(sizes, fastest)
         return result
 
-    def _decide(self, sizes: tuple[int, ...], slower: bool) -> None:
+    def _run(self, name: str, arguments: tuple[Any, ...]) -> tuple[float, Any]:
+        self._alternatives.use(name)
+        function = self._eager if name == EAGER else self._program
+        start = time.perf_counter()
+        result = function(*arguments)
+        return time.perf_counter() - start, result
+
+    def _verdict(self, times: list[dict[str, float]]) -> str | None:
+        """The fastest way; None while it is open."""
+        best, *others = self._alternatives.names
+        for rival in (*others, EAGER):
+            beaten = verdict([(t[best], t[rival]) for t in times])
+            if beaten is None:
+                return None
+            best = rival if beaten else best
+        return best
+
+    def _decide(self, sizes: tuple[int, ...], fastest: str) -> None:
         times = self._times.pop(sizes, [])
-        self._slower[sizes] = slower
-        if not slower:
+        self._fastest[sizes] = fastest
+        if not sizes:
+            names = self._alternatives.names
+            self._alternatives.keep(fastest if fastest in names else names[0])
+        if fastest != EAGER:
             return
         if not self._counted:
             self._counted = True
             report.counters.graphs_slower += 1
+        own = self._alternatives.names[0]
         log.info(
             "a graph of %d operators%s runs in eager, which is faster%s",
             self._nodes,
             f" at the sizes {sizes}" if sizes else "",
-            "".join(f"; {1e3 * eager:.3g} ms to {1e3 * own:.3g} ms" for own, eager in times),
+            "".join(f"; {1e3 * t[EAGER]:.3g} ms to {1e3 * t[own]:.3g} ms" for t in times),
         )
 
 
@@ -178,9 +221,3 @@ def _lost(times: list[tuple[float, float]]) -> bool:
     lost = sum(own > MARGIN * theirs for own, theirs in times)
     best = min(own for own, _ in times) > MARGIN * min(theirs for _, theirs in times)
     return best and lost >= max(len(times) - 1, 2)
-
-
-def _seconds(function: Function, arguments: tuple[Any, ...]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = function(*arguments)
-    return time.perf_counter() - start, result

@@ -9,7 +9,7 @@ from typing import Any
 from fx2relax.errors import OptionError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_CHOICES = {"on_unsupported": ("torch", "raise"), "library": ("torch", "none")}
+_CHOICES = {"on_unsupported": ("torch", "raise"), "library": ("auto", "torch", "none")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,9 @@ class Options:
         on_unsupported: ``"torch"`` runs an operator without a converter in PyTorch, and a graph
             that TVM cannot build in eager with a warning; ``"raise"`` raises in both cases.
         library: ``"torch"`` sends products, convolutions and attention to PyTorch's own kernels;
-            ``"none"`` generates every kernel.
+            ``"none"`` generates every kernel; ``"auto"`` is ``"torch"``, or what is generated
+            where an inference graph's first calls show that this is faster (and `never_slower`
+            allows them to be timed).
         call_function_map: converters for Python functions, Tensor methods and ATen overloads,
             for this call only.
         call_module_map: the same for module classes.
@@ -31,7 +33,7 @@ class Options:
     """
 
     on_unsupported: str = "torch"
-    library: str = "torch"
+    library: str = "auto"
     call_function_map: Mapping[Any, Callable[..., Any]] | None = None
     call_module_map: Mapping[Any, Callable[..., Any]] | None = None
     cache: bool = True

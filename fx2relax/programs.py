@@ -57,7 +57,7 @@ def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Opti
     Args:
         graph: a functional ATen graph; every node carries its fake value in ``meta["val"]``.
         specs: its inputs, see `importer.import_graph`.
-        options: the backend's.
+        options: the backend's; `library` is one of `pipeline.lower`'s.
 
     Raises:
         what `import_graph`, `pipeline.lower` and `pipeline.machine_code` raise.
@@ -76,7 +76,7 @@ def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Opti
             specs,
             symbols=SymbolTable(sizes.ranges),
             on_unsupported=options.on_unsupported,
-            library=options.library,
+            library="none" if options.library == "none" else "torch",
             output_strides=True,
             halves=True,
         )

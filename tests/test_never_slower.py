@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 import fx2relax
 from fx2relax import never_slower
+from fx2relax.alternatives import Alternatives
 from fx2relax.converters.common import te, te_call, tirx
 from fx2relax.never_slower import Contest, Verdicts, verdict
 
@@ -201,3 +203,73 @@ def test_what_takes_long_is_timed_twice() -> None:
     assert verdict([(5.0, 3.0)]) is None
     assert verdict([(5.0, 3.0)] * 2) is True
     assert verdict([(5.0, 3.0), (2.9, 3.0)]) is False
+
+
+def _contest(seconds: dict[str, float], sizes: tuple[int, ...] = ()) -> tuple[Contest, list[str]]:
+    """A contest of ways that take so long, and which of them ran."""
+    runs: list[str] = []
+
+    def way(name: str) -> Callable[..., Any]:
+        def run(*arguments: Any) -> str:
+            runs.append(name)
+            time.sleep(seconds[name])
+            return name
+
+        return run
+
+    programs = {name: way(name) for name in seconds if name != never_slower.EAGER}
+    alternatives = Alternatives(programs)
+    contest = Contest(
+        lambda *a: alternatives.call(a), way(never_slower.EAGER), 1, Verdicts(), alternatives
+    )
+    return contest, runs
+
+
+@pytest.mark.parametrize("fastest", ["torch", "generated", "eager"])
+@pytest.mark.parametrize("sizes", [(), (3,)])
+def test_the_fastest_way_stays(fastest: str, sizes: tuple[int, ...]) -> None:
+    ways = ["torch", "generated", "eager"]
+    contest, runs = _contest({way: 0.002 if way == fastest else 0.006 for way in ways})
+    results = [contest(*sizes) for _ in range(8)]
+    assert set(results[:4]) == {"torch"}, "no other result before the verdict"
+    runs.clear()
+    assert contest(*sizes) == fastest
+    assert runs == [fastest]
+
+
+def test_sizes_have_fastest_ways_of_their_own() -> None:
+    contest, _ = _contest({"torch": 0.006, "generated": 0.002, "eager": 0.006})
+    for _ in range(8):
+        contest(3)
+    contest._verdicts.known["(4,)"] = "torch"
+    assert [contest(size) for size in (3, 4, 3, 4)] == ["generated", "torch"] * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_generated_products_are_tried(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    keep = Alternatives.keep
+    monkeypatch.setattr(
+        Alternatives, "keep", lambda self, name: kept.extend(self.names) or keep(self, name)
+    )
+    net = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
+    fast = torch.compile(net, backend="relax", dynamic=dynamic)
+    x = torch.randn(32, 64)
+    with torch.no_grad():
+        for _ in range(10):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+        net[0].weight.mul_(2)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    assert kept == ([] if dynamic else ["torch", "generated"])
+
+
+def test_generated_products_are_not_tried_where_bits_matter() -> None:
+    net, x = torch.nn.Linear(64, 64), torch.randn(40, 64)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            fast = torch.compile(net, backend="relax", options={"library": "auto"})
+            first = fast(x)
+            assert all(torch.equal(first, fast(x)) for _ in range(9))
+    finally:
+        torch.use_deterministic_algorithms(False)

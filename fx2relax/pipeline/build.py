@@ -44,7 +44,7 @@ def lower(
             sizes static or symbolic. It is not changed.
         target: a TVM target, its dict or its name; this machine when left out.
         library: "torch" sends products, convolutions, attention and dense linear algebra to
-            PyTorch's kernels; "none" generates them.
+            PyTorch's kernels; "generated" sends dense linear algebra alone; "none" nothing.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
             a function then takes what its transform returns in place of its weights.
 
@@ -52,16 +52,18 @@ def lower(
         the module before its lowering to virtual-machine instructions.
 
     Raises:
-        ValueError: `library` is neither of the two.
+        ValueError: `library` is none of the three.
     """
-    if library not in ("torch", "none"):
-        raise ValueError(f"library must be 'torch' or 'none', not {library!r}")
+    if library not in ("torch", "generated", "none"):
+        raise ValueError(f"library must be 'torch', 'generated' or 'none', not {library!r}")
     target = as_target(target)
     with target:
         if lift_weights:
             mod = fold_scales(mod)
+        if library != "none":
+            mod = use_lapack(mod)
         if library == "torch":
-            mod = use_library(use_lapack(mod))
+            mod = use_library(mod)
         else:
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
