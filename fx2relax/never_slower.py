@@ -29,6 +29,8 @@ MARGIN = 1.05
 _ROUNDS = 5
 # As many rounds are enough where the program wins each of them.
 _CLEAR = 3
+#: After as many calls of one size, a graph runs in its fastest way.
+SETTLED = _ROUNDS + 1
 # What takes longer than this is timed twice at most.
 _SECONDS = 2.0
 # Graphs of symbolic sizes are timed for so many sizes.
