@@ -217,7 +217,7 @@ def test_failed_build_falls_back_with_a_warning(monkeypatch, caplog):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no such pass")
 
-    monkeypatch.setattr("fx2relax.pipeline.assemble_given", broken)
+    monkeypatch.setattr("fx2relax.pipeline.give", broken)
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x * 5, backend="relax")
     with caplog.at_level(logging.WARNING, logger="fx2relax"):

@@ -144,9 +144,9 @@ def _captured() -> tuple[torch.fx.GraphModule, list[Any]]:
     found: list[Any] = []
     original = graph_key.graph_key
 
-    def keep(graph: Any, specs: Any, options: Any) -> str:
+    def keep(graph: Any, specs: Any, options: Any, helper: bool) -> str:
         found.append((graph, specs, options))
-        return original(graph, specs, options)
+        return original(graph, specs, options, helper)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fx2relax.programs.graph_key", keep)
