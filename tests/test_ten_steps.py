@@ -57,7 +57,8 @@ def clicked(chance: Tensor, *inputs: Tensor) -> Tensor:
 # The loss, the step's length, and what the builder takes. Without dropout: its masks are a matter
 # of the tests of random numbers.
 SUPERVISED: dict[str, tuple[Callable[..., Tensor], float, dict[str, Any]]] = {
-    "resnet18": (labelled, 0.01, {}),
+    # At 0.01 eager's own losses are 2e-4 from those of a float64 run after nine steps.
+    "resnet18": (labelled, 0.002, {}),
     "bert": (pooled, 0.01, {"dropout": 0.0}),
     "gpt2": (next_token, 0.01, {"dropout": 0.0}),
     "llama": (next_token, 0.01, {}),
