@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import Any
 
 import pytest
-
-# What a test sees compiled was compiled by it; tests of the cache turn it on. No verdict of a clock
-# decides what is tested.
-os.environ.setdefault("FX2RELAX_CACHE", "0")
-os.environ.setdefault("FX2RELAX_NEVER_SLOWER", "0")
+import switches as switches
 
 # One row in as many is run by a plain `pytest`.
 _SHARE = 3

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as Hang
 from typing import Any, TypeVar
 
+import switches as switches
 from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
