@@ -231,13 +231,12 @@ class _Compiler:
         options = self.options
         if options.library == "auto":
             options = dataclasses.replace(options, library="torch")
-        built = programs.build(graph, specs, options)
+        built, rival = programs.build(graph, specs, options), None
+        if watch:
+            self.verdicts = never_slower.Verdicts(built.store, built.key)
+            rival = self._rival(graph, specs, built.census)
         _count(built.imported, built.census, time.perf_counter() - start)
         first = Program(built.imported, built.executable, device, built.calling)
-        if not watch:
-            return first
-        self.verdicts = never_slower.Verdicts(built.store, built.key)
-        rival = self._rival(graph, specs, built.census)
         if rival is None:
             return first
         second = Program(rival.imported, rival.executable, device, rival.calling)
