@@ -13,6 +13,7 @@ LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}, {"coverage", "coverage_report", "core_calls"}],
     [{"programs"}, {"never_slower"}],
+    [{"alternatives"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
         {

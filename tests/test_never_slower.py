@@ -30,10 +30,10 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _slow_sin(x: Any) -> Any:
-    """sin(x), beside a sum that takes a thousand times as long."""
+    """sin(x), beside a sum that takes so long that no pause of eager's looks alike."""
 
     def kernel(x: Any) -> Any:
-        step = te.reduce_axis((0, 3000))
+        step = te.reduce_axis((0, 40_000))
         shifted = lambda *i: tirx.cos(x(*i) + tirx.Cast("float32", step))  # noqa: E731
         total = te.compute(x.shape, lambda *i: te.sum(shifted(*i), axis=step))
         tiny = tirx.const(1e-30, "float32")

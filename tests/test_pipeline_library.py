@@ -210,5 +210,5 @@ def test_what_stays_with_generated_kernels(body: Any, shapes: Any, dtype: str) -
 def test_library_none_calls_nothing() -> None:
     mod = module(linear, (5, 7), (9, 7), (9,))
     assert "call_dps_packed" not in lower(mod, library="none").script()
-    with pytest.raises(ValueError, match="'torch' or 'none'"):
+    with pytest.raises(ValueError, match="'torch', 'generated' or 'none'"):
         lower(mod, library="mkl")
