@@ -138,7 +138,6 @@ def _find(
         imported = restore(entry.said["imported"], graph, specs)
         calling = Calling.read(entry.said["calling"])
         share_threads()
-        native.use()
         return Built(imported, load(entry.library), calling, dict(entry.said["census"]), store, key)
     except Exception as error:  # whatever is wrong with it, the graph can be compiled
         store.drop(key, f"{type(error).__name__}: {error}")

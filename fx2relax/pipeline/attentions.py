@@ -8,7 +8,8 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from .contractions import CONTRACTION
-from .library import _dtype, _heads_first, _name, _sizes
+from .flow import name_of
+from .library import _dtype, _heads_first, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _MASKS = {"None": None, "TopLeft": False, "BottomRight": True}
@@ -16,7 +17,7 @@ _MASKS = {"None": None, "TopLeft": False, "BottomRight": True}
 
 def is_attention(call: Any) -> bool:
     """Whether a call is an attention over whole sequences, of floats and not of nothing."""
-    if _name(call) not in ("relax.nn.attention", "relax.nn.attention_bias"):
+    if name_of(call) not in ("relax.nn.attention", "relax.nn.attention_bias"):
         return False
     kinds = {_dtype(x) for x in call.args[:3]}
     sizes = [_sizes(x) for x in call.args]

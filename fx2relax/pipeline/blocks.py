@@ -149,17 +149,17 @@ def row_axes(block: Block, indices: Any) -> list[int]:
 
 def contiguous(block: Block, indices: Any, var: Any) -> bool:
     """Whether consecutive values of an axis touch consecutive elements."""
-    if not indices or not _unit_step(indices[-1], var):
+    if not indices or not unit_step(indices[-1], var):
         return False
     return not any(uses(i, var) for i in indices[:-1])
 
 
-def _unit_step(index: Any, var: Any) -> bool:
+def unit_step(index: Any, var: Any) -> bool:
     if isinstance(index, tvm.ir.Var):
         return bool(index.same_as(var))
     if isinstance(index, (tirx.Add, tirx.Sub)):
         left, right = uses(index.a, var), uses(index.b, var)
         if left and not right:
-            return _unit_step(index.a, var)
-        return right and not left and isinstance(index, tirx.Add) and _unit_step(index.b, var)
+            return unit_step(index.a, var)
+        return right and not left and isinstance(index, tirx.Add) and unit_step(index.b, var)
     return False

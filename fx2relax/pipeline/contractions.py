@@ -14,8 +14,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from .blocks import REDUCTION, SPATIAL, Axis, Block
-from .blocks import _unit_step as unit_step
+from .blocks import REDUCTION, SPATIAL, Axis, Block, unit_step
 from .tir import Call, NotHandled, Rewriter, TensorLoad, is_guard, uses
 
 #: A block's annotation: this is a contraction to be computed in tiles.
@@ -236,7 +235,7 @@ def _loads_once(x: Any) -> bool:
 
 def runs_along(y: Any, var: Any) -> bool:
     """Whether consecutive values of a variable read consecutive elements."""
-    found = _Indices()
+    found = Loads()
     found.expr(y)
     return bool(found.loads) and all(
         unit_step(load.indices[-1], var) and not any(uses(i, var) for i in load.indices[:-1])
@@ -244,7 +243,9 @@ def runs_along(y: Any, var: Any) -> bool:
     )
 
 
-class _Indices(Rewriter):
+class Loads(Rewriter):
+    """Collects the elements of memory that an expression reads."""
+
     def __init__(self) -> None:
         self.loads: list[Any] = []
 
@@ -256,6 +257,6 @@ class _Indices(Rewriter):
 
 def last_load(y: Any) -> Any:
     """The element of memory that an expression reads."""
-    found = _Indices()
+    found = Loads()
     found.expr(y)
     return found.loads[-1]

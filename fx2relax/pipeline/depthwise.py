@@ -14,6 +14,7 @@ from tvm import tirx
 
 from .blocks import Axis
 from .contractions import Contraction, evaluate, split_guard
+from .loops import worth
 from .nests import (
     INDEX,
     PARALLEL,
@@ -34,7 +35,6 @@ from .steps import written
 
 _PLANE = 48 << 10
 _MOST_TAPS = 64
-_WORTH_A_THREAD = 60_000
 
 
 def suits(found: Contraction) -> bool:
@@ -116,8 +116,8 @@ class _Depthwise:
 
         count = product([*(size(a) for a in found.batch), spans])
         work = count * self.height * self.width * self.taps[0] * self.taps[1]
-        worth = self.threads > 1 and (not isinstance(work, int) or work > _WORTH_A_THREAD)
-        return loop("task", count, task, PARALLEL if worth else SERIAL)
+        shared = worth(work if isinstance(work, int) else math.inf, self.threads)
+        return loop("task", count, task, PARALLEL if shared else SERIAL)
 
     def task(self, span: Any) -> Any:
         """Some lines of one channel."""

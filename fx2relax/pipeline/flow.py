@@ -8,8 +8,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-# Callbacks into PyTorch may draw random numbers or have effects.
-_CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
+# Callbacks into PyTorch may draw random numbers or have effects: never done once for many calls.
+CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
 
 
 class Flow:
@@ -42,7 +42,7 @@ class Flow:
         for used in free:
             self.readers.setdefault(used, []).append(value)
         known = all(v in self.weights for v in free)
-        if known and isinstance(binding, relax.VarBinding) and name_of(value) not in _CALLBACKS:
+        if known and isinstance(binding, relax.VarBinding) and name_of(value) not in CALLBACKS:
             self.weights.add(var)
 
     def on_weights(self, expr: Any) -> bool:

@@ -21,6 +21,7 @@ from tvm import tirx
 from . import depthwise
 from .blocks import Axis
 from .contractions import Contraction, evaluate, find
+from .loops import worth
 from .nests import (
     INDEX,
     PARALLEL,
@@ -42,7 +43,6 @@ from .steps import Written, written
 from .tiles import Tiles, choose, lanes_of, rows_of_plane
 
 _log = logging.getLogger(__name__)
-_WORTH_A_THREAD = 60_000
 # With fewer rows than this, copying columns costs as much as summing.
 _FEW_ROWS = 4
 # A tile has whole lines of a plane that are no longer than this.
@@ -178,7 +178,7 @@ class _Kernel:
     def _worth(self) -> bool:
         axes = [*self.found.columns, *self.found.batch, self.found.k]
         work = self.rows * product([size(a) for a in axes])
-        return self.threads > 1 and (not isinstance(work, int) or work > _WORTH_A_THREAD)
+        return worth(work if isinstance(work, int) else math.inf, self.threads)
 
     def task(self, span: Any, block: Any) -> Any:
         """One tile of the result."""

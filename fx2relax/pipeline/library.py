@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import library as _callbacks
+from .flow import name_of, result_of
 
 PREFIX = _callbacks.PREFIX
 _HALF = ("float16", "bfloat16")
@@ -74,10 +75,10 @@ class _Uses:
                 value = binding.value
                 if isinstance(binding, relax.VarBinding):
                     self.values[binding.var] = value
-                    self.candidates = self.candidates or _name(value) in _ROOTS
+                    self.candidates = self.candidates or name_of(value) in _ROOTS
                 for var in relax.analysis.free_vars(value):
                     self.readers.setdefault(var, []).append(value)
-        for var in relax.analysis.free_vars(_result(func)):
+        for var in relax.analysis.free_vars(result_of(func)):
             self.readers.setdefault(var, []).append(None)
 
     def only_reader(self, var: Any) -> Any:
@@ -98,15 +99,6 @@ def _same(a: Any, b: Any) -> bool:
 def _blocks(func: Any) -> list[Any]:
     body = func.body
     return list(body.blocks) if isinstance(body, relax.SeqExpr) else []
-
-
-def _result(func: Any) -> Any:
-    body = func.body
-    return body.body if isinstance(body, relax.SeqExpr) else body
-
-
-def _name(value: Any) -> str:
-    return str(getattr(value.op, "name", "")) if isinstance(value, tvm.ir.Call) else ""
 
 
 def _sizes(x: Any) -> list[Any] | None:
@@ -143,7 +135,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     def describe(self, value: Any) -> _Product | None:
         """The library call that computes this expression."""
-        name = _name(value)
+        name = name_of(value)
         if name in _ROOTS:
             return _ROOTS[name](value, self.uses)
         if name == "relax.add":
@@ -159,7 +151,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         value = self.uses.values.get(var) if isinstance(var, relax.Var) else None
         if value is None or self.uses.only_reader(var) is None:
             return None
-        name = _name(value)
+        name = name_of(value)
         if name in _ROOTS:
             return _ROOTS[name](value, self.uses)
         return self._with_bias(value, whole) if name == "relax.add" else None
@@ -181,7 +173,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         """Whether the sum is read by something that could not have added the bias for nothing."""
         var = next((v for v, x in self.uses.values.items() if x.same_as(value)), None)
         readers = self.uses.readers.get(var, [])
-        return not any(_name(r) in _POINTWISE for r in readers if r is not None)
+        return not any(name_of(r) in _POINTWISE for r in readers if r is not None)
 
     def _bias(self, bias: Any, value: Any, product: _Product) -> Any:
         """The vector behind a bias that only varies along the product's bias axis."""
@@ -190,7 +182,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return None
         length = wanted[len(wanted) - product.bias_axis]
         source = bias
-        while (inner := self.uses.values.get(source)) is not None and _name(inner) in (
+        while (inner := self.uses.values.get(source)) is not None and name_of(inner) in (
             "relax.reshape",
             "relax.expand_dims",
             "relax.astype",
@@ -239,7 +231,7 @@ def _matmul(call: Any, uses: _Uses) -> _Product | None:
 def _untransposed(x: Any, uses: _Uses) -> Any:
     """What `x` is the transpose of, in its last two axes alone."""
     value = uses.values.get(x) if isinstance(x, relax.Var) else None
-    if value is None or _name(value) != "relax.permute_dims" or _sizes(x) is None:
+    if value is None or name_of(value) != "relax.permute_dims" or _sizes(x) is None:
         return None
     rank = len(_sizes(x) or ())
     swapped = [*range(rank - 2), rank - 1, rank - 2]
@@ -249,7 +241,7 @@ def _untransposed(x: Any, uses: _Uses) -> Any:
 
 
 def _convolution(call: Any, uses: _Uses) -> _Product | None:
-    axes, transposed = _CONVOLUTIONS[_name(call)]
+    axes, transposed = _CONVOLUTIONS[name_of(call)]
     attrs = call.attrs
     space = _SPACE[axes]
     layouts = (f"NC{space}", f"IO{space}" if transposed else f"OI{space}")
@@ -305,7 +297,7 @@ def _attention(call: Any, uses: _Uses) -> _Product | None:
 def _heads_first(x: Any, uses: _Uses) -> Any:
     """What `x` swaps the two middle axes of."""
     value = uses.values.get(x) if isinstance(x, relax.Var) else None
-    if value is None or _name(value) != "relax.permute_dims" or value.attrs.axes is None:
+    if value is None or name_of(value) != "relax.permute_dims" or value.attrs.axes is None:
         return None
     return value.args[0] if [int(a) for a in value.attrs.axes] == [0, 2, 1, 3] else None
 

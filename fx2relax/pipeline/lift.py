@@ -16,9 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fx2relax.compat import Expr, TensorType, Var, is_prim_expr, op, shape_values, type_of
 
-# Callbacks into PyTorch may draw random numbers or have effects: never done once for many calls.
-_CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
-
+from .flow import CALLBACKS
 
 #: The attribute of a kernel whose result is to be lifted though it may be larger than a weight.
 PACKS = "fx2relax.packs"
@@ -108,7 +106,7 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
         return all(v in self.weights for v in _operands(call))
 
     def _pays(self, var: Any, call: Any) -> bool:
-        if getattr(call.op, "name", "") in _CALLBACKS:
+        if getattr(call.op, "name", "") in CALLBACKS:
             return False
         result = _count(type_of(var))
         if result is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 
-from .blocks import Block
+from .blocks import Axis, Block
 from .tir import uses
 
 # Below this much work a loop ends before a second thread has begun.
@@ -29,7 +30,18 @@ def share(sch: Any, loops: list[Any], block: Block, threads: int) -> None:
         sch.parallel(fuse(sch, loops))
 
 
-def walks(indices: list[Any], tail: list[Any]) -> bool:
+def walked_as_one(axes: Sequence[Axis], accesses: Sequence[list[Any]]) -> int:
+    """How many trailing axes every access walks as one."""
+    count = 1
+    while count < len(axes):
+        tail = [a.var for a in axes[len(axes) - count - 1 :]]
+        if not all(_walks(indices, tail) for indices in accesses):
+            break
+        count += 1
+    return count
+
+
+def _walks(indices: list[Any], tail: list[Any]) -> bool:
     """Whether the indices end in exactly these axes, or mention none of them."""
     plain = len(indices) >= len(tail) and all(
         isinstance(i, tvm.ir.Var) and i.same_as(v)

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir.prim import expr_deep_equal
 
 from .blocks import Block, contiguous
-from .loops import fuse, share, walks, worth
+from .loops import fuse, share, walked_as_one, worth
 from .tir import uses
 
 _CHUNK = 4096
@@ -75,14 +75,7 @@ def _flat_suffix(block: Block) -> int:
     """How many trailing axes can be walked as one without a division in any index."""
     assert block.store is not None
     accesses = [list(block.store.indices), *(list(x.indices) for x in block.summary.loads)]
-    axes = block.axes
-    count = 1
-    while count < len(axes):
-        tail = [a.var for a in axes[len(axes) - count - 1 :]]
-        if not all(walks(indices, tail) for indices in accesses):
-            break
-        count += 1
-    return count
+    return walked_as_one(block.axes, accesses)
 
 
 def _strided_axis(block: Block) -> int | None:

@@ -15,7 +15,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .attentions import attend, is_attention
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
-from .library import _blocks, _dtype, _name, _sizes, _untransposed, _Uses
+from .flow import name_of
+from .library import _blocks, _dtype, _sizes, _untransposed, _Uses
 from .lift import PACKS
 from .tiles import lanes_of
 
@@ -69,7 +70,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]
             x, weight = (self.visit_expr(x) for x in call.args)
             wide = _wide(call)
             return self._narrow(convolve(self.builder_, call, numbers, x, weight, wide), call)
-        if _name(call) == "relax.matmul" and _fits(call):
+        if name_of(call) == "relax.matmul" and _fits(call):
             return self._narrow(self._product(call), call)
         return self.visit_expr_post_order(call)
 
@@ -99,10 +100,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]
 
     def _turned_back(self, call: Any) -> Any:
         """What a permutation of a permutation leaves as it was."""
-        if _name(call) != "relax.permute_dims" or not isinstance(call.args[0], relax.Var):
+        if name_of(call) != "relax.permute_dims" or not isinstance(call.args[0], relax.Var):
             return None
         inner = self.uses.values.get(call.args[0])
-        if inner is None or _name(inner) != "relax.permute_dims":
+        if inner is None or name_of(inner) != "relax.permute_dims":
             return None
         rank = len(_sizes(call) or ())
         outer, order = (_order(c, rank) for c in (call, inner))

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .blocks import REDUCTION, SPATIAL, Axis, Block, contiguous
-from .loops import fuse, walks, worth
+from .loops import fuse, walked_as_one, worth
 from .tir import uses
 from .vector import REDUCE, VECTOR
 
@@ -107,11 +107,4 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
 
 def _flat_reduction(block: Block, reduce: list[Any]) -> int:
     """How many trailing reduction axes every load walks as one."""
-    loads = [list(x.indices) for x in block.operands()]
-    count = 1
-    while count < len(reduce):
-        tail = [a.var for a in reduce[len(reduce) - count - 1 :]]
-        if not all(walks(indices, tail) for indices in loads):
-            break
-        count += 1
-    return count
+    return walked_as_one(reduce, [list(x.indices) for x in block.operands()])

@@ -9,8 +9,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .contractions import Contraction, Step, evaluate
-from .tir import NotHandled, Rewriter, TensorLoad
+from .contractions import Contraction, Loads, Step, evaluate
+from .tir import NotHandled
 
 #: From the contraction's axes' values and the place of the sum in its tile to a statement.
 Statement = Callable[[dict[Any, Any], Any], Any]
@@ -62,25 +62,15 @@ def written(found: Contraction, params: Sequence[Any], sums: Any) -> Written | N
     return Written(steps, buffers) if steps else None
 
 
-class _Loads(Rewriter):
-    def __init__(self) -> None:
-        self.found: list[Any] = []
-
-    def leave(self, node: Any) -> Any:
-        if isinstance(node, TensorLoad):
-            self.found.append(node)
-        return node
-
-
 def _own_axes(step: Step, places: dict[Any, list[Any]]) -> dict[Any, Any] | None:
     """From each axis of a step to that of the contraction which it stands for."""
-    search = _Loads()
+    search = Loads()
     try:
         search.expr(step.value)
     except NotHandled:
         return None
     known: list[tuple[Any, list[Any]]] = []
-    for load in search.found:
+    for load in search.loads:
         order = next((o for b, o in places.items() if b.same_as(load.source)), None)
         if order is not None:
             known.append((load, order))
