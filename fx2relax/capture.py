@@ -152,13 +152,7 @@ def trace(
 
 
 class Source(Protocol):
-    """What is traced: an FX graph, or a function over a module's weights.
-
-    Attributes:
-        in_python: whether the nodes have yet to learn their source lines.
-    """
-
-    in_python: bool
+    """What is traced: an FX graph, or a function over a module's weights."""
 
     def weights(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Name -> (kind, tensor), in the order of the parameters."""
@@ -204,7 +198,6 @@ class _Tracer:
                 self._functional,
                 decomposition_table=self.decompositions,
                 _allow_non_fake_inputs=True,
-                record_stack_traces=self.source.in_python,
             )(*flat)
         drop_tokens(gm)
         described = [

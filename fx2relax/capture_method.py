@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.traceback import get_current_meta
+from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from fx2relax.capture import Captured, trace
@@ -25,6 +29,8 @@ from fx2relax.kept import keep_inside
 from fx2relax.module_view import functional_call
 from fx2relax.registry import Converter
 from fx2relax.shapes import SymbolTable
+
+_TORCH = os.path.dirname(torch.__file__)
 
 
 class Arguments:
@@ -85,8 +91,6 @@ class MethodSource:
         shapes: makes a fake tensor for a weight of symbolic sizes; None for another weight.
     """
 
-    in_python = True
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -128,7 +132,8 @@ class _Runner(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = dict(self._tensors())
-        result = self.function(*args, **kwargs)
+        with _Located():
+            result = self.function(*args, **kwargs)
         self._written(before)
         return result
 
@@ -161,6 +166,21 @@ class _Runner(torch.nn.Module):
                     "another shape or dtype"
                 )
             old.copy_(value)
+
+
+class _Located(TorchFunctionMode):
+    """Notes the line of the model that calls PyTorch on the nodes that come of it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+            frame = frame.f_back
+        if frame is not None:
+            name, line = frame.f_code.co_filename, frame.f_lineno
+            code = linecache.getline(name, line).strip()
+            where = f'File "{name}", line {line}, in {frame.f_code.co_name}\n    {code}'
+            get_current_meta()["stack_trace"] = where
+        return func(*args, **(kwargs or {}))
 
 
 def capture_method(
@@ -259,7 +279,7 @@ def _of_one(guard: Any) -> bool:
     place = getattr(guard.sloc.framework_loc, "filename", "")
     asked = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs in (0, 1)
     asked |= isinstance(guard.expr, sympy.Ge) and guard.expr.rhs in (1, 2)
-    return asked and place.startswith(os.path.dirname(torch.__file__))
+    return asked and place.startswith(_TORCH)
 
 
 def _listed(names: Any) -> str:

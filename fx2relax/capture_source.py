@@ -31,8 +31,6 @@ class GraphSource:
         given: the program's own inputs, by name, with the fake values it was exported with.
     """
 
-    in_python = False
-
     def __init__(self, program: fx.GraphModule | torch.export.ExportedProgram) -> None:
         self.constants: set[str] = set()
         self.given: dict[str, Any] | None = None

@@ -44,6 +44,7 @@ def _placed(result: Any, var: Any, function: Any, taken: set[str]) -> Any:
         count += 1
         name = f"{var.name_hint}_{count}"
     place = relax.GlobalVar(name)
+    relax.expr._update_type(place, var.ty)
     result[place] = function
     return place
 
