@@ -4,20 +4,28 @@
 """
 
 import importlib
+from typing import Any
 
 from fx2relax._version import __version__
-from fx2relax.errors import (
-    BuildFailure,
-    Fx2RelaxError,
-    ImportFailure,
-    OptionError,
-    RegistrationError,
-    Unsupported,
-    UnsupportedOpError,
-)
-from fx2relax.frontend import from_fx
-from fx2relax.registry import Promotion, converts, load_third_party, overrides
-from fx2relax.report import reset_stats, stats
+
+try:
+    import torch as _torch
+except ImportError:  # saved artifacts run without PyTorch
+    _torch = None  # type: ignore[assignment]
+
+if _torch is not None:
+    from fx2relax.errors import (
+        BuildFailure,
+        Fx2RelaxError,
+        ImportFailure,
+        OptionError,
+        RegistrationError,
+        Unsupported,
+        UnsupportedOpError,
+    )
+    from fx2relax.frontend import from_fx
+    from fx2relax.registry import Promotion, converts, load_third_party, overrides
+    from fx2relax.report import reset_stats, stats
 
 __all__ = [
     "BuildFailure",
@@ -31,10 +39,19 @@ __all__ = [
     "__version__",
     "converts",
     "from_fx",
+    "load",
     "overrides",
     "reset_stats",
     "stats",
 ]
 
-importlib.import_module("fx2relax.converters")
-load_third_party()
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        return importlib.import_module("fx2relax.deploy").load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if _torch is not None:
+    importlib.import_module("fx2relax.converters")
+    load_third_party()

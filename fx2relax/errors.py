@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch.fx
+if TYPE_CHECKING:  # a saved artifact runs where there is no PyTorch, and raises these
+    import torch.fx
 
 REMEDY = (
     'Write one with @fx2relax.converts(...) (CONTRIBUTING.md, "Add an operator"), '
@@ -36,6 +38,10 @@ class BuildFailure(Fx2RelaxError):
 
 class ArgumentError(Fx2RelaxError, ValueError):
     """An argument of a compiled graph with the wrong shape, dtype, device or kind."""
+
+
+class ArtifactError(Fx2RelaxError):
+    """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
 
 
 class Unsupported(Fx2RelaxError):
@@ -103,6 +109,8 @@ def source_line(node: torch.fx.Node) -> str:
 
 def target_name(target: object) -> str:
     """A target's name as users know it: ``aten.add.Tensor``, ``torch.relu``, ``nn.Linear``."""
+    import torch
+
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, str):

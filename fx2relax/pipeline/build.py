@@ -27,7 +27,7 @@ from .masks import holds_masks
 from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
-from .shared import shared_library
+from .shared import Unlinked, library_or_objects, shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -136,10 +136,36 @@ def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes
     return shared_library(mod, target, NAME if checked else UNCHECKED, workers=2 - alone)
 
 
+def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
+    """Compile a module for a process that has no PyTorch.
+
+    Args:
+        lowered: what `lower` returned, for the same target and with ``library="none"``; its
+            functions keep their parameters and results.
+        target: see `lower`; it may be of another processor than this one.
+
+    Returns:
+        the bytes of a shared library; object files where there is no linker for the target.
+
+    Raises:
+        LinkError: the linker failed.
+    """
+    mod = _with_memory(lowered)
+    target, alone = _own_options(mod, target)
+    with target:
+        mod = _to_virtual_machine()(mod)
+    return library_or_objects(mod, target, NAME, workers=2 - alone)
+
+
 def _ready(mod: Any, target: Any) -> tuple[Any, bool]:
-    """The target that a module is compiled for, and whether it has LLVM options of its own."""
+    """The target that a module is compiled for here, and whether it has options of its own."""
     share_threads()
     native.use()
+    return _own_options(mod, target)
+
+
+def _own_options(mod: Any, target: Any) -> tuple[Any, bool]:
+    """The target, with options of LLVM's where a module needs them, and whether it does."""
     alone = holds_masks(mod)
     target = as_target(target)
     return without_loop_vectorizer(target) if alone else target, alone
