@@ -190,10 +190,12 @@ def borrowed(value: Any, name: str) -> Any:
         value = value.detach()
     try:
         tensor = tvm_ffi.from_dlpack(value)
+        dtype = str(tensor.dtype)  # fails for dtypes that TVM has no name for
     except Exception as error:
-        raise ArgumentError(f"{name}: its memory cannot be shared: {error}") from error
-    if str(tensor.dtype) not in SIZES:
-        raise ArgumentError(f"{name}: TVM has no dtype {tensor.dtype}")
+        kind = getattr(value, "dtype", "unknown dtype")
+        raise ArgumentError(f"{name}: TVM cannot share its memory ({kind}): {error}") from error
+    if dtype not in SIZES:
+        raise ArgumentError(f"{name}: TVM has no dtype {dtype}")
     return tensor
 
 

@@ -184,7 +184,7 @@ def _entry(name: str, value: Any, start: int) -> Entry:
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError):
         raise _Damaged(f"the tensor {name!r} is not described") from None
-    if dtype not in FROM_FILE:
+    if not isinstance(dtype, str) or dtype not in FROM_FILE:
         raise _Damaged(f"the tensor {name!r} has the dtype {str(dtype)[:40]!r}, which TVM has not")
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise _Damaged(f"the tensor {name!r} has a shape or a place that is none")
