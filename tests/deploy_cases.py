@@ -81,7 +81,7 @@ def versions(**changes: Any) -> dict[str, Any]:
     }
 
 
-def _linear(builder: Any, x: Any, weight: Any, bias: Any) -> list[Any]:
+def linear(builder: Any, x: Any, weight: Any, bias: Any) -> list[Any]:
     product = builder.emit(relax.op.matmul(x, builder.emit(relax.op.permute_dims(weight))))
     moved = builder.emit(relax.op.add(product, bias))
     shift = relax.const(np.arange(6, dtype=np.float32))
@@ -99,7 +99,7 @@ def mlp(target: Any = None) -> tuple[bytes, Manifest]:
     rows = [("fc.weight", (6, 4), "float32"), ("fc.bias", (6,), "float32")]
     functions = []
     for name, count in (("prefill", "n"), ("decode", 1)):
-        made.add(name, [("x", (count, 4), "float32")], rows, _linear)
+        made.add(name, [("x", (count, 4), "float32")], rows, linear)
         functions.append(
             Function(
                 name=name,
