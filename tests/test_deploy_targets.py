@@ -11,6 +11,7 @@ from pathlib import Path
 import deploy_cases as cases
 import numpy as np
 import pytest
+import torch
 
 from fx2relax import deploy, pipeline
 from fx2relax.deploy import ArtifactError, Objects, fits
@@ -132,6 +133,27 @@ def test_instructions_that_the_processor_lacks(made, tmp_path, monkeypatch):
     deploy.load(tmp_path / "a")
     monkeypatch.setattr(fits, "_cpu_features", set)  # nothing is known
     deploy.load(tmp_path / "a")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs CUDA's compiler")
+def test_code_for_a_gpu(made, tmp_path, monkeypatch):
+    """It is generated without one; a process that has none says so."""
+    target = {"kind": "cuda", "arch": "sm_90"}
+    code = pipeline.portable_code(lowered(target), target=target)
+    assert isinstance(code, bytes)
+    assert b"fused_matmul" in code
+    functions = made[1].functions[:1]
+    manifest = dataclasses.replace(made[1], target=target, functions=functions)
+    deploy.save(tmp_path / "a", code, cases.WEIGHTS, manifest)
+    with pytest.raises(ArtifactError, match="compiled for cuda, and not for cpu"):
+        deploy.load(tmp_path / "a")
+    if torch.cuda.is_available():
+        x = np.ones((3, 4), np.float32)
+        found = deploy.load(tmp_path / "a", "cuda").prefill(x)[0]
+        np.testing.assert_allclose(found, cases.expected(x), rtol=1e-4)
+    else:
+        with pytest.raises(ArtifactError, match="cuda"):
+            deploy.load(tmp_path / "a", "cuda")
 
 
 @pytest.fixture(scope="module")

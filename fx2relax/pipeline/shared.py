@@ -103,6 +103,14 @@ def library_or_objects(mod: Any, target: Any, pipeline: str, workers: int) -> by
     return found[0] if known else Unlinked(tuple(found), (*command,))
 
 
+def link_here(output: str, objects: list[str], **_: Any) -> None:
+    """Link object files of this machine's; raises a LinkError where that cannot be done."""
+    command = linker()
+    if command is None:
+        raise LinkError("there is no linker ($CC, cc, gcc, clang)")
+    run_linker([*command, "-o", output, *objects, "-lm"])
+
+
 def target_linker(target: Any) -> tuple[tuple[str, ...], bool]:
     """The command that links objects for a target, and whether it is there."""
     triple = str(dict(target.export()).get("mtriple", ""))
