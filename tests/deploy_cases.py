@@ -15,6 +15,7 @@ from fx2relax import _version, deploy
 from fx2relax.deploy import Function, Manifest, Parameter, Result, Size, State, Weight
 from fx2relax.deploy.structure import At, Several
 from fx2relax.pipeline import lower, portable_code
+from fx2relax.pipeline import target as targets
 
 #: The weights of `mlp`.
 WEIGHTS = {
@@ -70,14 +71,15 @@ class Builder:
         return code
 
 
-def versions(**changes: Any) -> dict[str, Any]:
+def versions(target: Any = None) -> dict[str, Any]:
     """The fields of a manifest that every artifact has."""
+    described, features = targets.described(target)
     return {
         "tvm": tvm.__version__,
         "fx2relax": _version.__version__,
         "torch": torch.__version__,
-        "target": {"kind": "llvm"},
-        **changes,
+        "target": described,
+        "cpu_features": features,
     }
 
 

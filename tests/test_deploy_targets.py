@@ -16,6 +16,7 @@ import torch
 from fx2relax import deploy, pipeline
 from fx2relax.deploy import ArtifactError, Objects, fits
 from fx2relax.pipeline import shared
+from fx2relax.pipeline.target import described
 
 ROOT = Path(__file__).parent.parent
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
@@ -43,7 +44,7 @@ def test_code_of_another_processor(made, tmp_path, monkeypatch):
     for part in code.objects:
         assert part[:4] == b"\x7fELF"
         assert int.from_bytes(part[18:20], "little") == 183  # AArch64
-    manifest = dataclasses.replace(made[1], target=ARM)
+    manifest = dataclasses.replace(made[1], target=described(ARM)[0], cpu_features=())
     objects = Objects(code.objects, code.link)
     written = deploy.save(tmp_path / "a", objects, cases.WEIGHTS, manifest)
     assert written.library is None
@@ -121,6 +122,24 @@ def test_what_a_library_needs_of_others_is_named(tmp_path):
     deploy.save(tmp_path / "a", made.code(lift=False), {}, manifest)
     with pytest.raises(ArtifactError, match=r"cannot be run here: .*no\.such\.function"):
         deploy.load(tmp_path / "a")
+
+
+def test_a_target_as_it_is_named():
+    import json
+
+    import tvm
+
+    here, features = described(None)
+    assert here["mtriple"] == tvm.target.codegen.llvm_get_system_triple()
+    assert here["kind"] == "llvm"
+    assert features == tuple(sorted(features))
+    assert described(ARM)[0]["mtriple"] == ARM["mtriple"]
+    assert described(ARM)[1] == ()
+    v4 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
+    assert {"avx2", "fma", "avx512f"} <= set(described(v4)[1])
+    both = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host={"kind": "llvm"})
+    assert described(both)[0]["host"]["kind"] == "llvm"
+    assert json.loads(json.dumps(described(both))) == [described(both)[0], []]
 
 
 def test_instructions_that_the_processor_lacks(made, tmp_path, monkeypatch):

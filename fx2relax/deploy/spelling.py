@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from collections import Counter
@@ -263,14 +262,3 @@ def _shape(what: str, shape: Iterable[Any], known: Iterable[str]) -> None:
             raise _Wrong(f"{what}: {error}") from None
         if unknown:
             raise _Wrong(f"{what}: the size {unknown[0]!r} is not among the named sizes")
-
-
-def plain(value: Any) -> Any:
-    """A TVM target's settings as JSON spells them."""
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
