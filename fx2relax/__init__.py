@@ -10,7 +10,9 @@ from fx2relax._version import __version__
 
 if TYPE_CHECKING:
     from fx2relax import pipeline, testing
+    from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
+        ArtifactError,
         BuildFailure,
         Fx2RelaxError,
         ImportFailure,
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 # Imported when they are asked for: an exported model is loaded where there is no PyTorch.
 _PLACES = {
+    "deploy": ("Artifact", "load"),
     "errors": (
+        "ArtifactError",
         "BuildFailure",
         "Fx2RelaxError",
         "ImportFailure",
@@ -47,6 +51,8 @@ _PLACES = {
 _MODULES = ("pipeline", "testing")
 
 __all__ = [
+    "Artifact",
+    "ArtifactError",
     "BuildFailure",
     "Dim",
     "Exported",
@@ -64,6 +70,7 @@ __all__ = [
     "export",
     "from_exported_program",
     "from_fx",
+    "load",
     "overrides",
     "pipeline",
     "reset_stats",

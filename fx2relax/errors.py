@@ -44,6 +44,10 @@ class WeightError(Fx2RelaxError, ValueError):
     """Weights that are missing, that nothing takes, or that are of another shape or dtype."""
 
 
+class ArtifactError(Fx2RelaxError):
+    """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
+
+
 class Unsupported(Fx2RelaxError):
     """Raised by a converter to decline one call; the next route is then tried.
 

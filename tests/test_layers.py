@@ -13,7 +13,7 @@ LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"backend"}, {"frontend"}, {"exporting"}, {"coverage", "coverage_report", "core_calls"}],
     [{"programs"}, {"never_slower"}],
-    [{"alternatives"}],
+    [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
         {
@@ -153,8 +153,8 @@ def test_a_sibling_import_is_found(tmp_path):
 
 @pytest.mark.parametrize(("module", "path"), list(_sources()), ids=lambda v: str(v))
 def test_tvm_is_named_in_few_places(module, path):
-    """`compat` names TVM; so do the passes and the runtime, whose business it is."""
-    if module.split(".")[1:2] in (["compat"], ["pipeline"], ["runtime"]):
+    """`compat` names TVM; so do the passes, the runtime and what runs without them."""
+    if module.split(".")[1:2] in (["compat"], ["pipeline"], ["runtime"], ["deploy"]):
         return
     named = [n for n in _imports(module, path) if n.split(".")[0] in ("tvm", "tvm_ffi")]
     assert named == [], f"{module} imports {named}; take the names from fx2relax.compat"

@@ -1,10 +1,11 @@
 """Relax and TIR passes: one concern a file."""
 
-from .build import assemble, build, census, give, library_code, lower, machine_code
-from .shared import LinkError
+from .build import assemble, build, census, give, library_code, lower, machine_code, portable_code
+from .shared import LinkError, Unlinked
 
 __all__ = [
     "LinkError",
+    "Unlinked",
     "assemble",
     "build",
     "census",
@@ -12,4 +13,5 @@ __all__ = [
     "library_code",
     "lower",
     "machine_code",
+    "portable_code",
 ]
