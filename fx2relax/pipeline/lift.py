@@ -22,6 +22,10 @@ from .flow import CALLBACKS
 PACKS = "fx2relax.packs"
 #: What `LiftTransformParams` adds to a function's name for the transform of its weights.
 TRANSFORM = "_transform_params"
+#: The name of a transform of the weights of several functions.
+SHARED = "transform_params"
+#: The attribute of a transform: the names of the functions whose weights it makes.
+TRANSFORMS = "fx2relax.transforms"
 
 
 def lift(mod: Any) -> Any:
