@@ -1,4 +1,4 @@
-"""Relax modules of several functions over one list of weights, for the tests of shared transforms."""
+"""Relax modules of several functions over one list of weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Body = Callable[..., Any]
 
 
 class Script:
-    """What a body writes bindings with: `name = operator(...)` becomes ``s.name(operator(...))``."""
+    """What a body writes with: `name = operator(...)` becomes ``s.name(operator(...))``."""
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
+    def __init__(self, builder: Any, kernels: Mapping[str, Any], dataflow: bool) -> None:
+        self.builder, self.kernels = builder, kernels
+        self._var = relax.DataflowVar if dataflow else relax.Var
 
     def __getattr__(self, name: str) -> Any:
         def bind(expr: Any) -> Any:
             expr = self.builder.normalize(expr)
-            var = relax.DataflowVar(name, expr.ty)
+            var = self._var(name, expr.ty)
             self.builder.emit_normalized(relax.VarBinding(var, expr))
             return var
 
@@ -38,6 +39,7 @@ def module(
     dtypes: Mapping[str, str] | None = None,
     dataflow: bool = True,
     kernels: Mapping[str, Any] | None = None,
+    pure: bool = True,
 ) -> Any:
     """A module of functions `body(s, x, *weights)`.
 
@@ -49,11 +51,13 @@ def module(
         dtypes: by function, float32 when left out.
         dataflow: whether the bindings are in a dataflow block.
         kernels: further functions.
+        pure: whether no function has an effect.
     """
-    builder = relax.BlockBuilder(tvm.IRModule(dict(kernels or {})))
+    builder = relax.BlockBuilder()
+    known = {name: builder.add_func(func, name) for name, func in (kernels or {}).items()}
     for name, body in bodies.items():
         symbols: dict[str, Any] = {}
-        own = weights[name] if name in weights else weights
+        own: Any = weights.get(name, weights)
         kind = (dtypes or {}).get(name, "float32")
 
         def tensor(shape: Any, kind: str = kind, symbols: dict[str, Any] = symbols) -> Any:
@@ -62,15 +66,15 @@ def module(
                 kind = last
             elif shape:
                 sizes = [*sizes, last]
-            known = [
+            numbers = [
                 symbols.setdefault(s, tirx.Var(s, "int64")) if isinstance(s, str) else s
                 for s in sizes
             ]
-            return relax.TensorType(known, kind)
+            return relax.TensorType(numbers, kind)
 
         params = [relax.Var(n, tensor(s)) for n, s in {"x": x, **own}.items()]
-        with builder.function(name, params, attrs={"num_input": 1}):
-            script = Script(builder)
+        with builder.function(name, params, attrs={"num_input": 1}, pure=pure):
+            script = Script(builder, known, dataflow)
             if dataflow:
                 with builder.dataflow():
                     out = builder.emit_output(body(script, *params), "output")

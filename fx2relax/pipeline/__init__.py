@@ -2,7 +2,9 @@
 
 from .alike import SharedWeightsError
 from .build import assemble, build, census, give, library_code, lower, machine_code
+from .combining import combine_products
 from .lifted import Kept, Lifted, Shared
+from .merging import merge_transforms
 from .shared import LinkError
 from .sharing import lift_weights, share_transforms
 
@@ -15,10 +17,12 @@ __all__ = [
     "assemble",
     "build",
     "census",
+    "combine_products",
     "give",
     "library_code",
     "lift_weights",
     "lower",
     "machine_code",
+    "merge_transforms",
     "share_transforms",
 ]

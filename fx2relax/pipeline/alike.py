@@ -50,13 +50,12 @@ def alike(mod: Any, names: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
     """Functions whose weights have the same symbols, and a variable for each weight.
 
     Args:
-        mod: the module; no function of it calls one of these.
+        mod: the module.
         names: the functions', the first of which names the weights.
 
     Raises:
-        SharedWeightsError: their weights differ, or a function calls one of them.
+        SharedWeightsError: their weights differ.
     """
-    _uncalled(mod, names)
     functions: dict[str, Any] = {}
     weights: list[Any] = []
     wrong: list[str] = []  # names every culprit
@@ -93,7 +92,8 @@ def _symbols(weights: Sequence[Any]) -> list[Any]:
     )
 
 
-def _uncalled(mod: Any, names: Sequence[str]) -> None:
+def uncalled(mod: Any, names: Sequence[str]) -> None:
+    """Raise SharedWeightsError if a function calls one of these."""
     for caller, func in mod.functions_items():
         if not isinstance(func, relax.Function):
             continue
@@ -119,7 +119,9 @@ def _differences(first: str, weights: Sequence[Any], name: str, own: Sequence[An
     there: dict[Any, Any] = {}
     for n, (weight, other) in enumerate(zip(weights, own, strict=True)):
         if weight.name != other.name:
-            lines.append(f"name: weight {n} is {weight.name!r} in {first}, {other.name!r} in {name}")
+            lines.append(
+                f"name: weight {n} is {weight.name!r} in {first}, {other.name!r} in {name}"
+            )
             continue
         kind = _difference(type_of(weight), type_of(other), there, back)
         if kind:

@@ -16,7 +16,7 @@ from tvm.relax.utils import copy_with_new_vars
 
 from ..compat import Var, type_of
 from .alike import SharedWeightsError
-from .flow import result_of
+from .flow import bindings, result_of
 from .lift import SHARED, TRANSFORM, TRANSFORMS, is_transform
 from .values import Values
 
@@ -72,10 +72,10 @@ class _Merged:
             if func.attrs is not None
             for name in func.attrs.get(TRANSFORMS) or ()
         }
+        second = {n + TRANSFORM for n, t in self.first.items() if n + TRANSFORM != t}
+        self.starts = {n: transforms[n] for n in sorted(transforms) if n not in second}
         types = self._types()
-        symbols = _symbols(types)
-        self.symbols = {s: tirx.Var(str(s.name), s.ty.dtype) for s in symbols}
-        self.source = types
+        self.symbols = {s: tirx.Var(str(s.name), s.ty.dtype) for s in _symbols(types)}
         self.values = Values(mod, self._weights(types), any_call=True)
         self.results: list[Any] = []
 
@@ -110,47 +110,41 @@ class _Merged:
         values = self.values
         params = Var("params", relax.TupleType([type_of(w) for w in values.weights]))
         builder = relax.BlockBuilder()
-        env: dict[Any, Any] = {}
-
-        def bind(hint: str, expr: Any) -> Any:
-            expr = builder.normalize(expr)
-            var = relax.DataflowVar(hint, expr.ty)
-            builder.emit_normalized(relax.VarBinding(var, expr))
-            return var
-
+        make = values.writer(builder, params)
         with builder.function(SHARED, [params], attrs={TRANSFORMS: list(names)}):
             with builder.dataflow():
-                for n, weight in enumerate(values.weights):
-                    env[weight] = bind(weight.name, relax.TupleGetItem(params, n))
-                for value in values.all:
-                    expr = values.renamed(value.expr, env)
-                    if value.cast:
-                        env[value.var] = builder.match_cast(expr, value.ty)
-                    else:
-                        env[value.var] = bind(value.name, expr)
-                fields = [values.renamed(expr, env) for expr in self.results]
+                # A result after the other, so that what lies between is freed early.
+                fields = [make(x) if isinstance(x, Var) else x for x in self.results]
                 output = builder.emit_output(relax.Tuple(fields), "output")
             builder.emit_func_output(output)
-        made = builder.get()[SHARED]
-        return copy_with_new_vars(relax.analysis.remove_all_unused(made))
+        return copy_with_new_vars(builder.get()[SHARED])
 
     def _types(self) -> list[Any]:
         """The types of the weights that all start from."""
-        starts = [n for n in self.transforms if n in self.first.values()]
-        starts += [
-            n for n in self.transforms if n not in starts and n.removesuffix(TRANSFORM) not in self.first
-        ]
-        fields = {n: list(type_of(self.transforms[n].params[0]).fields) for n in sorted(starts)}
-        (name, types), *others = fields.items()
-        for other, theirs in others:
-            if not _equal(types, theirs):
+        (name, first), *others = self.starts.items()
+        types = list(type_of(first.params[0]).fields)
+        for other, func in others:
+            if not _equal(types, list(type_of(func.params[0]).fields)):
                 raise SharedWeightsError(f"{name!r} and {other!r} take different weights")
         return types
 
     def _weights(self, types: Sequence[Any]) -> list[Any]:
-        params = [Var(f"weight_{n}", ty) for n, ty in enumerate(types)]
+        names = self._names()
+        params = [Var(names.get(n, f"weight_{n}"), ty) for n, ty in enumerate(types)]
         func = relax.Function(params, relax.Tuple(params), relax.TupleType(types))
         return list(func.bind_symbolic_vars(self.symbols).params if self.symbols else params)
+
+    def _names(self) -> dict[int, str]:
+        """What the first transforms call the weights."""
+        found: dict[int, str] = {}
+        for func in self.starts.values():
+            for binding in bindings(func):
+                value = binding.value
+                if isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(
+                    func.params[0]
+                ):
+                    found.setdefault(int(value.index), str(binding.var.name))
+        return found
 
     def _after(self, transform: str, given: list[Any]) -> list[Any]:
         """What a transform makes of these weights."""

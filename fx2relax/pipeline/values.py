@@ -7,7 +7,7 @@ and in whatever order they are bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,35 @@ class Values:
             return None
         return relax.Call(op, args, expr.attrs, expr.ty_args)
 
+    def writer(self, builder: Any, params: Any) -> Callable[[Any], Any]:
+        """What binds a weight or a value, by its variable, once, behind what it is made of.
+
+        Args:
+            builder: inside a dataflow block of a function.
+            params: that function's parameter, the tuple of the weights.
+        """
+        env: dict[Any, Any] = {}
+
+        def make(var: Any) -> Any:
+            if var in env:
+                return env[var]
+            value = self.of.get(var)
+            if value is None:
+                expr: Any = relax.TupleGetItem(params, self.places[var])
+            else:
+                for part in self.parts(value):
+                    make(part)
+                expr = self.renamed(value.expr, env)
+            if value is not None and value.cast:
+                env[var] = builder.match_cast(expr, value.ty)
+                return env[var]
+            expr = builder.normalize(expr)
+            env[var] = relax.DataflowVar(str(var.name), expr.ty)
+            builder.emit_normalized(relax.VarBinding(env[var], expr))
+            return env[var]
+
+        return make
+
     def _value(self, name: str, binding: Any, env: dict[Any, Any]) -> Any:
         """What a binding's variable stands for; None if it does not depend on weights alone."""
         cast = isinstance(binding, relax.MatchCast)
@@ -187,9 +216,10 @@ class Values:
 
     def _known(self, expr: Any, ty: Any, cast: bool) -> Value | None:
         for value in self._found.get(_hash(expr), ()):
-            if value.cast == cast and tvm_ffi.structural_equal(value.expr, expr):
-                if not value.cast or tvm_ffi.structural_equal(value.ty, ty):
-                    return value
+            if value.cast != cast or not tvm_ffi.structural_equal(value.expr, expr):
+                continue
+            if not cast or tvm_ffi.structural_equal(value.ty, ty):
+                return value
         return None
 
     def _kernel(self, name: Any) -> Any:
