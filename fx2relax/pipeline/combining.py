@@ -40,12 +40,14 @@ def combine_products(mod: Any) -> Any:
         the module; the given one where nothing is combined.
     """
     names = taking_weights(mod, None)
+    # Each of the products may look at its input in a reshape of its own.
+    tidy = relax.transform.EliminateCommonSubexpr()(mod)
     try:
         together = [names] if names else []
-        known = [alike(mod, some) for some in together]
+        known = [alike(tidy, some) for some in together]
     except SharedWeightsError:  # each of the functions has weights of its own
         together = [[name] for name in names]
-        known = [alike(mod, some) for some in together]
+        known = [alike(tidy, some) for some in together]
     changed: dict[str, Any] = {}
     for some, (functions, weights) in zip(together, known, strict=True):
         values = Values(mod, weights)
