@@ -246,23 +246,20 @@ class _View:
             names = [self.env[f.bias].name for f in factors]
             bias = bind(_joined_name(names), _op.concat([f.bias for f in factors], axis=0))
             out = bind("combined_sum", _op.add(out, bias))
-        return _split(out, [(sizes_of(f.call) or [])[-1] for f in factors], bind)
+        return _split(out, [(sizes_of(f.call) or [])[-1] for f in factors])
 
 
-def _split(out: Any, widths: list[Any], bind: Any) -> list[Any]:
-    """The columns of a product that belong to each of its weights."""
-    if all(isinstance(w, int) for w in widths) or all(_equal(w, widths[0]) for w in widths):
-        ends = [sum(widths[: n + 1]) for n in range(len(widths) - 1)]
-        even = all(_equal(w, widths[0]) for w in widths)
-        both = bind("parts", _op.split(out, len(widths) if even else ends, axis=-1))
-        return [relax.TupleGetItem(both, n) for n in range(len(widths))]
+def _split(out: Any, widths: list[Any]) -> list[Any]:
+    """The columns of a product that belong to each of its weights.
+
+    Slices, each a part of the kernel that reads it, where `split` would often be a copy.
+    """
     axis = len(sizes_of(out) or ()) - 1
     start, parts = 0, []
     for width in widths:
         end = start + width
-        cut = _op.strided_slice(out, [axis], [start], [end], assume_inbound=True)
-        parts.append(cut)
-        start = start + width
+        parts.append(_op.strided_slice(out, [axis], [start], [end], assume_inbound=True))
+        start = end
     return parts
 
 
