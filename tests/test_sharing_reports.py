@@ -287,15 +287,16 @@ def test_constants_are_no_weights():
     checked(mod, shared)
 
 
-def test_names_that_are_taken():
+def test_names_that_are_taken_or_made_up():
     def body(s, x, w):
-        y = s.y(op.matmul(x, s.t(T(w))))
+        y = s.y(op.matmul(x, s.turned(T(w))))
+        z = s.z(op.matmul(y, s.turned(op.multiply(w, w))))
         made = s.builder.emit(op.negative(w))
-        return op.add(s.z(op.matmul(y, s.t(op.multiply(w, w)))), s.u(op.matmul(x, made)))
+        return op.add(z, s.u(op.matmul(s.v(op.matmul(x, made)), s.t_3(T(s.abs(op.abs(w)))))))
 
     mod = module({"func1": body}, ONE)
     shared = share_transforms(mod)
-    assert shared.weights("func1") == ["t", "w_negative", "t_1"]
+    assert shared.weights("func1") == ["turned", "turned_1", "w_negative", "w_t"]
     checked(mod, shared)
 
 

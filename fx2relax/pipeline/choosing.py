@@ -20,6 +20,10 @@ _MOST = 2
 _VIEWS = frozenset(
     f"relax.{name}" for name in ("permute_dims", "reshape", "expand_dims", "squeeze", "flatten")
 )
+# Names that block builders and PyTorch's tracers give what the user has no name for.
+_MADE_UP = frozenset(
+    ["lv", "gv", "t", "numpy_t", "permute", "transpose", "view", "reshape", "cat", "concat", "unsqueeze", "squeeze", "expand", "getitem", "add", "sub", "mul", "div", "neg", "pow", "to", "clone"]
+)
 
 
 class Chosen:
@@ -229,12 +233,14 @@ def _number(size: Any) -> int | None:
 
 
 def _readable(value: Value, values: Values) -> str:
-    """The variable's name; one that a builder made up says nothing, and what is computed does."""
-    name = value.name
-    if name.rstrip("0123456789") not in ("lv", "gv"):
-        return name
+    """The variable's name; where that is made up, the weight's and what is computed of it."""
+    base, _, number = value.name.rpartition("_")
+    plain = base if number.isdigit() else value.name
+    if plain.rstrip("0123456789") not in _MADE_UP:
+        return value.name
     first = values.weights[min(value.sources)].name
-    return f"{first}_{value.operator.strip('[]')}"
+    operator = value.operator.strip("[]")
+    return f"{first}_{'t' if operator == 'permute_dims' else operator}"
 
 
 def _nested(expr: Any) -> list[Any]:

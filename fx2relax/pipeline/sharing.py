@@ -145,6 +145,7 @@ def _function(chosen: Chosen, name: str, sizes: list[Any]) -> Any:
     params = [*func.params[:leading], *shapes, *survivors, *results]
     body = relax.SeqExpr(blocks, func.body.body)
     made = relax.Function(params, body, func.ret_ty, func.is_pure, func.attrs)
+    made = made.without_attr("params")  # weights that were bound to the old list
     made = relax.transform.CanonicalizeBindings()(tvm.IRModule({"main": made}))["main"]
     return relax.analysis.remove_all_unused(made)
 
