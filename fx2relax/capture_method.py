@@ -9,6 +9,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -183,6 +184,21 @@ class _Located(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True)
+class Called:
+    """What a captured function takes.
+
+    Attributes:
+        names: of its arguments, in order.
+        spec: the structure of the list of them.
+        static: the leaves that are no inputs of the graph, by position: constants.
+    """
+
+    names: list[str]
+    spec: pytree.TreeSpec
+    static: dict[int, Any]
+
+
 def capture_method(
     model: torch.nn.Module,
     function: Callable[..., Any],
@@ -192,7 +208,7 @@ def capture_method(
     shapes: Mapping[str, Sequence[Any]],
     decompositions: Mapping[Any, Callable[..., Any]],
     converters: Mapping[Any, Converter],
-) -> tuple[Captured, list[str]]:
+) -> tuple[Captured, Called]:
     """Turn a function over a module's weights into a functional ATen graph.
 
     Args:
@@ -206,7 +222,7 @@ def capture_method(
         converters: those of functions, methods and modules, whose calls stay whole.
 
     Returns:
-        the graph, and the names of the function's parameters in its order.
+        the graph, and what the function takes.
 
     Raises:
         ImportFailure: the function does not run on these inputs, or works only for some values of
@@ -236,7 +252,8 @@ def capture_method(
         text = inputs.with_names(str(error))
         raise ImportFailure(f"{type(error).__name__}: {text}") from error
     _refuse_narrower(inputs, maker)
-    return captured, arguments.names
+    assert inputs.spec is not None
+    return captured, Called(arguments.names, inputs.spec, dict(inputs.static))
 
 
 @contextlib.contextmanager
