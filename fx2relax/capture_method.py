@@ -244,7 +244,7 @@ def capture_method(
 
     source = MethodSource(model, function, arguments, weight)
     try:
-        with keep_inside([model], converters), _exporting():
+        with keep_inside([model], converters), _exporting(inputs.mode.shape_env):
             captured = trace(source, inputs, decompositions)
     except Fx2RelaxError:
         raise
@@ -257,10 +257,18 @@ def capture_method(
 
 
 @contextlib.contextmanager
-def _exporting() -> Iterator[None]:
+def _exporting(env: Any) -> Iterator[None]:
     """Let models see that they are traced, as they do under `torch.export`."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
+    select = torch._C._select_conv_backend
+
+    def unguarded(*args: Any, **kwargs: Any) -> Any:
+        # Which of its kernels PyTorch would take for so many images is nothing to ours.
+        with env.suppress_guards():
+            return select(*args, **kwargs)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch._C, "_select_conv_backend", unguarded))
         for flag in flags:
             if hasattr(torch.compiler, flag):
                 stack.enter_context(mock.patch.object(torch.compiler, flag, True))
@@ -280,7 +288,7 @@ def _refuse_narrower(inputs: Inputs, maker: Maker) -> None:
         symbols = expr.free_symbols & set(inputs.sizes)
         if not symbols or bound_sympy(expr, maker.bounds).lower is sympy.true:
             continue
-        if _of_one(guard):
+        if _idle(guard):
             continue
         names = ", ".join(sorted(inputs.sizes[s] for s in symbols))
         raise ImportFailure(
@@ -291,8 +299,11 @@ def _refuse_narrower(inputs: Inputs, maker: Maker) -> None:
         )
 
 
-def _of_one(guard: Any) -> bool:
-    """Whether PyTorch itself asks if a size is 0 or 1, which it takes none for while it traces."""
+def _idle(guard: Any) -> bool:
+    """Whether a guard changes nothing.
+
+    PyTorch itself asks if a size is 0 or 1, which it takes none for while it traces.
+    """
     place = getattr(guard.sloc.framework_loc, "filename", "")
     asked = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs in (0, 1)
     asked |= isinstance(guard.expr, sympy.Ge) and guard.expr.rhs in (1, 2)

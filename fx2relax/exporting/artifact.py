@@ -55,13 +55,17 @@ class Built:
             WeightError: (a ValueError) weights without data; lists them.
             ArtifactError: the folder holds something else.
         """
+        missing = self.params.unbound if weights else []
+        if missing:
+            raise WeightError(f"{len(missing)} weights have no data: {', '.join(missing[:20])}")
         given = self._weights() if weights else None
+        if given is not None and not all(
+            isinstance(size, int) for p in self.params.values() for size in p.shape
+        ):
+            given = dict(given)  # the file begins with their sizes
         deploy.save(folder, self.library, given, self.manifest)
 
     def _weights(self) -> Any:
-        missing = self.params.unbound
-        if missing:
-            raise WeightError(f"{len(missing)} weights have no data: {', '.join(missing[:20])}")
         begun = {s.name for s in self.manifest.states if s.zeros}
         for param in self.params.values():
             if param.name not in begun:

@@ -23,7 +23,7 @@ from fx2relax.importer import import_graph
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.pipeline import Shared, lift_weights
-from fx2relax.pipeline.functions import merged, with_weights
+from fx2relax.pipeline.functions import UNNAMED, merged, with_weights
 from fx2relax.spec import Dim
 
 Spec = Mapping[str, Any]
@@ -248,7 +248,7 @@ def _assembled(
                 captured.gm,
                 specs,
                 symbols=captured.symbols,
-                name=name,
+                name=UNNAMED,
                 on_unsupported="raise",
                 single=captured.num_outputs == 1
                 and not captured.mutations
@@ -257,7 +257,7 @@ def _assembled(
         except UnsupportedOpError as error:
             missing += error.missing
             continue
-        modules[name] = relax.transform.DeadCodeElimination([name])(imported.mod)
+        modules[name] = relax.transform.DeadCodeElimination([UNNAMED])(imported.mod)
         inputs = imported.params[: imported.num_input]
         functions[name] = Function(
             name, called, captured, imported.outputs, inputs, bool(imported.solved)
@@ -268,8 +268,8 @@ def _assembled(
     frozen = [n for n in order if n in used and n not in written]
     frozen += [s.name for s in constants if s.name in used]
     types: dict[str, Any] = {}
-    for name, module in modules.items():
-        for param in module[name].params:
+    for module in modules.values():
+        for param in module[UNNAMED].params:
             types.setdefault(str(param.name), param.ty)
     mod = merged(modules)
     for name, function in functions.items():
