@@ -77,8 +77,8 @@ def share_transforms(mod: Any, functions: Sequence[str] | None = None) -> Shared
     Args:
         mod: public Relax functions with ``num_input``, in normal form, that take the same list of
             weights right of it. It is not changed.
-        functions: the names of those to look at; all with weights when left out. The others stay
-            as they are.
+        functions: the names of those to look at; all with weights when left out or empty. The
+            others stay as they are.
 
     Returns:
         the module, what was lifted, and what was not and why. Where nothing is lifted the module
