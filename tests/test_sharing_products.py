@@ -201,6 +201,24 @@ def test_weights_that_are_made_of_others():
     assert shared.weights("main") == ["q_merged+k_merged_t"]
 
 
+def test_weights_that_are_drawn_in_each_call():
+    def body(s, x, w1, w2):
+        first = s.a(op.matmul(x, s.at(T(w1))))
+        noise = s.noise(op.call_pure_packed("test.noise", w2, ty_args=w2.ty))
+        return op.add(first, s.b(op.matmul(x, s.bt(T(s.some(op.add(noise, noise)))))))
+
+    mod = module({"main": body})
+    assert combine_products(mod) is mod
+
+    def third(s, x, w1, w2, w3):
+        return op.add(s.y(body(s, x, w1, w2)), s.c(op.matmul(x, s.ct(T(w3)))))
+
+    mod = module({"main": third}, {"w1": (8, 8), "w2": (8, 8), "w3": (8, 8)})
+    combined = combine_products(mod)
+    assert products(combined, "main") == 2
+    assert relax.analysis.well_formed(combined) in (None, True)
+
+
 def test_empty_weights_stay_apart():
     mod = module({"main": pair}, {"w1": (0, 8), "w2": (0, 8)})
     assert combine_products(mod) is mod

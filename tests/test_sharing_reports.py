@@ -223,6 +223,53 @@ def test_sizes_that_depend_on_data():
     assert shared.mod is mod
 
 
+def test_sizes_that_only_a_call_knows():
+    def body(s, x, w):
+        rows = x.ty.shape[0]
+        wide = s.wide(op.broadcast_to(s.row(op.negative(w)), [rows, 8]))
+        return op.add(x, s.more(op.add(wide, s.ones(op.ones([rows, 8], "float32")))))
+
+    weights = {"w": (1, 8)}
+    mod = module({"func1": body, "func2": body}, weights, x=("rows", 8))
+    shared = share_transforms(mod)
+    assert shared.weights("func2") == ["row"]
+    assert why(shared, "wide") == "its size is known only in a call"
+    assert why(shared, "more") == "its size is known only in a call"
+    checked(mod, shared, weights)
+
+
+def test_a_weight_of_no_known_size():
+    def body(s, x, w):
+        ty = relax.TensorType([8, tirx.Var("m", "int64")], "float32")
+        return op.matmul(x, s.negative(op.negative(s.builder.match_cast(w, ty))))
+
+    mod = module({"func1": body}, ONE)
+    func = mod["func1"]
+    free = relax.Var("w", relax.TensorType(dtype="float32", ndim=2))
+    inputs = [func.params[0], free]
+    loose = relax.utils.copy_with_new_vars(
+        relax.Function(inputs, relax.SeqExpr(_cast_of(free, func), func.body.body), func.ret_ty)
+    ).with_attrs({"num_input": 1, "global_symbol": "func1"})
+    shared = share_transforms(tvm.IRModule({"func1": loose}))
+    assert shared.lifted == ()
+    assert "its size is known only in a call" in {k.why for k in shared.kept}
+
+
+def _cast_of(free, func):
+    """The blocks of a function with another variable for its weight."""
+    weight = func.params[1]
+    blocks = []
+    for block in func.body.blocks:
+        made = [
+            relax.MatchCast(b.var, free, b.ty)
+            if isinstance(b, relax.MatchCast) and b.value.same_as(weight)
+            else b
+            for b in block.bindings
+        ]
+        blocks.append(type(block)(made))
+    return blocks
+
+
 def test_branches():
     builder = relax.BlockBuilder()
     x, flag = (

@@ -136,7 +136,7 @@ class _View:
         sizes = sizes_of(weight)
         if not isinstance(known, Var) or self.reads[known] != 1 or len(sizes or ()) != 2:
             return None
-        if known in self.values.of and self.values.of[known].why:
+        if not self.values.liftable(known):
             return None
         if 0 in (sizes or ()) or sizes_of(call) is None or not isinstance(call.args[0], Var):
             return None
@@ -226,8 +226,7 @@ class _View:
     def _early(self, binding: Any) -> bool:
         """Whether a binding is on weights alone and may stand before all others of its block."""
         known = self.env.get(binding.var)
-        value = self.values.of.get(known) if isinstance(known, Var) else None
-        return known is not None and (value is None or not value.why)
+        return known is not None and self.values.liftable(known)
 
     def _product(self, group: _Group, bind: Any) -> list[Any]:
         """Bind the product of a group; what its parts are."""

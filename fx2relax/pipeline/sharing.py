@@ -155,7 +155,9 @@ def _transform(chosen: Chosen, name: str, sizes: list[Any]) -> Any:
     weights = chosen.values.weights
     params = Var("params", relax.TupleType([type_of(w) for w in weights]))
     builder = relax.BlockBuilder()
-    make = chosen.values.writer(builder, params)
+    names = chosen.new_names()[len(chosen.survivors) :]
+    called = {v.var: n for v, n in zip(chosen.outputs, names, strict=True)}
+    make = chosen.values.writer(builder, params, called)
     attrs = {"num_input": 0, TRANSFORMS: chosen.names}
     with builder.function(name, [params], attrs=attrs):
         with builder.dataflow():
