@@ -150,6 +150,31 @@ def pair(s, x, w1, w2):
     return op.add(s.a(op.matmul(x, s.at(T(w1)))), s.b(op.matmul(x, s.bt(T(w2)))))
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_reshapes_of_one_input(order):
+    def body(s, x, *weights):
+        made = {}
+        for n in order:
+            flat = s.flat(op.reshape(x, [8, 8]))
+            made[n] = s.y(op.matmul(flat, s.t(T(weights[n]))))
+        return op.subtract(made[0], made[1])
+
+    mod = module({"main": body}, x=(2, 4, 8))
+    check(mod, [(8, 8), (8, 8)], (2, 4, 8), 1)
+
+
+def test_an_input_that_is_drawn_twice():
+    def body(s, x, w1, w2):
+        some, other = (
+            s.drawn(op.call_pure_packed("test.noise", x, ty_args=x.ty)) for _ in range(2)
+        )
+        first = s.a(op.matmul(some, s.at(T(w1))))
+        return op.add(first, s.b(op.matmul(other, s.bt(T(w2)))))
+
+    mod = module({"main": body})
+    assert combine_products(mod) is mod
+
+
 def test_a_weight_with_another_reader_stays_apart():
     def tied(s, x, w1, w2):
         return op.matmul(s.y(pair(s, x, w1, w2)), w1)

@@ -40,14 +40,12 @@ def combine_products(mod: Any) -> Any:
         the module; the given one where nothing is combined.
     """
     names = taking_weights(mod, None)
-    # Each of the products may look at its input in a reshape of its own.
-    tidy = relax.transform.EliminateCommonSubexpr()(mod)
     try:
         together = [names] if names else []
-        known = [alike(tidy, some) for some in together]
+        known = [alike(mod, some) for some in together]
     except SharedWeightsError:  # each of the functions has weights of its own
         together = [[name] for name in names]
-        known = [alike(tidy, some) for some in together]
+        known = [alike(mod, some) for some in together]
     changed: dict[str, Any] = {}
     for some, (functions, weights) in zip(together, known, strict=True):
         values = Values(mod, weights)
@@ -97,6 +95,9 @@ class _View:
         self.name, self.func, self.values = name, func, values
         own = func.params[int(func.attrs["num_input"]) :]
         self.env = values.read(name, func, dict(zip(own, values.weights, strict=True)))
+        # Each of the products may look at its input in a reshape of its own.
+        self.all = Values(values.mod, func.params)
+        self.seen = self.all.read(name, func, {p: p for p in func.params})
         self.bound: dict[Any, Any] = {}
         self.readers: dict[Any, list[Any]] = {}
         self.block: dict[Any, int] = {}
@@ -166,7 +167,10 @@ class _View:
     def _kind(self, factor: _Factor) -> Any:
         call = factor.call
         kind = (dtype_of(factor.weight), dtype_of(call))
-        return (call.args[0], self.block[factor.var], factor.turned, *kind)
+        x = call.args[0]
+        seen = self.seen.get(x)
+        same = seen if isinstance(seen, Var) and self.all.liftable(seen) else x
+        return (same, self.block[factor.var], factor.turned, *kind)
 
     def known_bias(self, weight: Any) -> Any:
         """The value of a product's bias; None if there is none."""
@@ -213,7 +217,7 @@ class _View:
         for binding in late:
             group = starts.get(binding.var)
             if group is not None:
-                parts[id(group)] = self._product(group, bind)
+                parts[id(group)] = self._product(group, binding.value, bind)
             if binding.var in replaced:
                 group, n = replaced[binding.var]
                 binding = relax.VarBinding(binding.var, builder.normalize(parts[id(group)][n]))
@@ -228,11 +232,10 @@ class _View:
         known = self.env.get(binding.var)
         return known is not None and self.values.liftable(known)
 
-    def _product(self, group: _Group, bind: Any) -> list[Any]:
-        """Bind the product of a group; what its parts are."""
+    def _product(self, group: _Group, call: Any, bind: Any) -> list[Any]:
+        """Bind the product of a group in the place of its first one; what its parts are."""
         factors = [self.factors[w] for w in group.weights]
-        first = factors[0]
-        turned, call = first.turned, first.call
+        turned = factors[0].turned
         weights = [f.weight for f in factors]
         name = _joined_name([w.name for w in group.weights])
         weight = bind(name, _op.concat(weights, axis=0 if turned else 1))
