@@ -244,6 +244,30 @@ def test_weights_that_are_drawn_in_each_call():
     assert relax.analysis.well_formed(combined) in (None, True)
 
 
+def test_biases_that_are_drawn_in_each_call():
+    def body(s, x, w1, w2, b1, b2):
+        first = s.a(op.add(s.y(op.matmul(x, s.at(T(w1)))), b1))
+        noise = s.noise(op.call_pure_packed("test.noise", b2, ty_args=b2.ty))
+        return op.add(first, s.b(op.add(s.z(op.matmul(x, s.bt(T(w2)))), noise)))
+
+    weights = {"w1": (8, 8), "w2": (8, 8), "b1": (8,), "b2": (8,)}
+    combined = combine_products(module({"main": body}, weights))
+    assert products(combined, "main") == 1
+    assert relax.analysis.well_formed(combined) in (None, True)
+
+
+def test_constants_stay_apart():
+    def body(s, x):
+        one, two = (s.made(op.full([8, 8], relax.const(n, "float32"))) for n in (1.0, 2.0))
+        return op.add(s.a(op.matmul(x, one)), s.b(op.matmul(x, two)))
+
+    def with_weight(s, x, w1):
+        return op.matmul(s.y(body(s, x)), w1)
+
+    mod = module({"main": with_weight}, {"w1": (8, 8)})
+    assert combine_products(mod) is mod
+
+
 def test_empty_weights_stay_apart():
     mod = module({"main": pair}, {"w1": (0, 8), "w2": (0, 8)})
     assert combine_products(mod) is mod

@@ -137,7 +137,7 @@ class _View:
         sizes = sizes_of(weight)
         if not isinstance(known, Var) or self.reads[known] != 1 or len(sizes or ()) != 2:
             return None
-        if not self.values.liftable(known):
+        if not self.values.liftable(known) or not self.values.sources(known):
             return None
         if 0 in (sizes or ()) or sizes_of(call) is None or not isinstance(call.args[0], Var):
             return None
@@ -151,11 +151,9 @@ class _View:
         binding = readers[0]
         (other,) = [a for a in binding.value.args if not a.same_as(var)] or [None]
         known = self.env.get(other) if isinstance(other, Var) else None
-        if (
-            not isinstance(known, Var)
-            or self.reads[known] != 1
-            or dtype_of(other) != dtype_of(call)
-        ):
+        if not isinstance(known, Var) or self.reads[known] != 1:
+            return None, None
+        if not self.values.liftable(known) or dtype_of(other) != dtype_of(call):
             return None, None
         sizes, columns = sizes_of(other) or [], (sizes_of(call) or [None])[-1]
         if len(sizes) != 1 or not _equal(sizes[0], columns):
@@ -208,13 +206,10 @@ class _View:
             return var
 
         parts: dict[int, list[Any]] = {}
-        inside = (
-            {b.var for b in block.bindings if self._early(b)} if self._any(block, starts) else ()
-        )
-        early = [b for b in block.bindings if b.var in inside]
-        late = [b for b in block.bindings if b.var not in inside]
-        bindings.extend(early)
-        for binding in late:
+        if not any(b.var in starts for b in block.bindings):
+            return block
+        bindings.extend(b for b in block.bindings if self._early(b))
+        for binding in [b for b in block.bindings if not self._early(b)]:
             group = starts.get(binding.var)
             if group is not None:
                 parts[id(group)] = self._product(group, binding.value, bind)
@@ -223,9 +218,6 @@ class _View:
                 binding = relax.VarBinding(binding.var, builder.normalize(parts[id(group)][n]))
             bindings.append(binding)
         return type(block)(bindings)
-
-    def _any(self, block: Any, starts: dict[Any, Any]) -> bool:
-        return any(b.var in starts for b in block.bindings)
 
     def _early(self, binding: Any) -> bool:
         """Whether a binding is on weights alone and may stand before all others of its block."""
