@@ -1,8 +1,9 @@
 """Products of one tensor with several weights as one product with all of them side by side.
 
-Queries, keys and values, or the gate and the up projection of a feed-forward network: the wide
-product reads its input once and fills the machine better, and `lift_weights` joins the weights
-once.
+Queries, keys and values, or the gate and the up projection of a feed-forward network: one kernel
+in the place of several, over weights that `lift_weights` joins once. On one core a generated
+product takes as long as its parts (BERT's, 1 to 128 rows: within 1%); PyTorch's own takes from 5%
+less (8 rows) to 8% more (128), so `torch.compile` does without.
 """
 
 from __future__ import annotations
