@@ -112,6 +112,85 @@ def test_intersecting_transforms():
     checked(mod, shared)
 
 
+@I.ir_module
+class Private:
+    @R.function
+    def func1(
+        x: R.Tensor((4, 8), "float32"),
+        w1: R.Tensor((8, 8), "float32"),
+        w2: R.Tensor((8, 8), "float32"),
+    ) -> R.Tensor((4, 8), "float32"):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            w1_t = R.permute_dims(w1)
+            y1 = R.matmul(x, w1_t)
+            w2_t = R.permute_dims(w2)
+            y2 = R.matmul(x, w2_t)
+            output = R.add(y1, y2)
+            R.output(output)
+        return output
+
+    @R.function
+    def func2(
+        x: R.Tensor((4, 8), "float32"),
+        w1: R.Tensor((8, 8), "float32"),
+        w2: R.Tensor((8, 8), "float32"),
+    ) -> R.Tensor((4, 8), "float32"):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            w1_t = R.permute_dims(w1)
+            y1 = R.matmul(x, w1_t)
+            y2 = Private.fused_permute_dims_matmul(x, w2)
+            output = R.add(y1, y2)
+            R.output(output)
+        return output
+
+    @R.function(private=True)
+    def fused_permute_dims_matmul(
+        x: R.Tensor((4, 8), "float32"), weight: R.Tensor((8, 8), "float32")
+    ) -> R.Tensor((4, 8), "float32"):
+        with R.dataflow():
+            weight_t = R.permute_dims(weight)
+            y = R.matmul(x, weight_t)
+            R.output(y)
+        return y
+
+    @R.function
+    def func3(
+        x: R.Tensor((4, 8), "float32"),
+        w1: R.Tensor((8, 8), "float32"),
+        w2: R.Tensor((8, 8), "float32"),
+    ) -> R.Tensor((4, 8), "float32"):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            twice = Private.doubled(w2)
+            y = R.matmul(x, twice)
+            output = R.add(y, R.matmul(y, w1))
+            R.output(output)
+        return output
+
+    @R.function(private=True)
+    def doubled(weight: R.Tensor((8, 8), "float32")) -> R.Tensor((8, 8), "float32"):
+        with R.dataflow():
+            y = R.add(weight, weight)
+            R.output(y)
+        return y
+
+
+def test_a_weight_that_a_private_function_takes():
+    shared = share_transforms(Private, ["func1", "func2"])
+    assert shared.weights("func1") == shared.weights("func2") == ["w2", "w1_t"]
+    assert why(shared, "w2_t") == "only in func1; func2 uses w2 in another way"
+    checked(Private, shared)
+
+
+def test_a_private_function_of_weights_alone():
+    shared = share_transforms(Private, ["func3"])
+    assert shared.weights("func3") == ["w1", "twice"]
+    assert shared.lifted[0].what == "doubled(w2)"
+    checked(Private, shared)
+
+
 def test_differently_ordered_bindings():
     mod = module({"func1": both_backwards, "func2": both(op.multiply)})
     shared = share_transforms(mod)
@@ -146,6 +225,7 @@ def test_named_functions_only():
     assert "func3" not in shared.transforms
     checked(mod, shared)
     assert share_transforms(mod).lifted == ()
+    assert share_transforms(mod, []) == share_transforms(mod)
 
 
 def test_unused_weights_do_not_hinder():

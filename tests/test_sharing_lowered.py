@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 import tvm
 import tvm_ffi
 from sharing_cases import arrays, machine, module, tensors, values
@@ -9,6 +10,7 @@ from tvm import relax
 
 from fx2relax import pipeline
 from fx2relax.pipeline import SharedWeightsError, lift_weights, lower, merge_transforms
+from fx2relax.runtime import native
 
 op = relax.op
 WEIGHTS = {"up.weight": (256, 64), "down.weight": (64, 256), "up.bias": (256,), "scale": (64,)}
@@ -152,6 +154,27 @@ def test_ahead_of_time():
     virtual["decode"](*tensors([x]), *[made[n] for n in places["decode"]], *out)
     wanted = arrays(machine(mod)["decode"](*tensors([x, *given])))
     close(out[0].numpy(), wanted[0])
+
+
+@pytest.mark.skipif(not native.use(), reason="no C++ compiler")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_packed_objects_of_the_library():
+    """Weights that oneDNN packs are packed for a number of rows, and shared for that one alone."""
+
+    def wide(s, x, w):
+        return op.matmul(x, s.w_t(op.permute_dims(w)))
+
+    shapes = {"one": (64, 728), "same": (64, 728), "other": (80, 728)}
+    mod = model(shapes, {"w": (1456, 728)}, wide)
+    merged, places = merge_transforms(lower(mod, library="torch", lift_weights=True))
+    assert places["one"] == places["same"] != places["other"]
+    assert merged["transform_params"].script().count("pack_linear") == 2
+    virtual = relax.VirtualMachine(pipeline.assemble(merged), tvm.cpu())
+    x, w = values([(80, 728), (1456, 728)])
+    made = virtual["transform_params"](tensors([w]))
+    for name, (rows, _) in shapes.items():
+        result = virtual[name](*tensors([x[:rows]]), *[made[n] for n in places[name]])
+        close(arrays(result)[0], x[:rows] @ w.T)
 
 
 def test_the_transform_is_the_same_whoever_is_first():

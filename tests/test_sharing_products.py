@@ -150,6 +150,31 @@ def pair(s, x, w1, w2):
     return op.add(s.a(op.matmul(x, s.at(T(w1)))), s.b(op.matmul(x, s.bt(T(w2)))))
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_reshapes_of_one_input(order):
+    def body(s, x, *weights):
+        made = {}
+        for n in order:
+            flat = s.flat(op.reshape(x, [8, 8]))
+            made[n] = s.y(op.matmul(flat, s.t(T(weights[n]))))
+        return op.subtract(made[0], made[1])
+
+    mod = module({"main": body}, x=(2, 4, 8))
+    check(mod, [(8, 8), (8, 8)], (2, 4, 8), 1)
+
+
+def test_an_input_that_is_drawn_twice():
+    def body(s, x, w1, w2):
+        some, other = (
+            s.drawn(op.call_pure_packed("test.noise", x, ty_args=x.ty)) for _ in range(2)
+        )
+        first = s.a(op.matmul(some, s.at(T(w1))))
+        return op.add(first, s.b(op.matmul(other, s.bt(T(w2)))))
+
+    mod = module({"main": body})
+    assert combine_products(mod) is mod
+
+
 def test_a_weight_with_another_reader_stays_apart():
     def tied(s, x, w1, w2):
         return op.matmul(s.y(pair(s, x, w1, w2)), w1)
@@ -199,6 +224,48 @@ def test_weights_that_are_made_of_others():
     mod = module({"main": body}, weights)
     shared = check(mod, weights.values(), (4, 8), 1 + 1)  # one of them makes a weight
     assert shared.weights("main") == ["q_merged+k_merged_t"]
+
+
+def test_weights_that_are_drawn_in_each_call():
+    def body(s, x, w1, w2):
+        first = s.a(op.matmul(x, s.at(T(w1))))
+        noise = s.noise(op.call_pure_packed("test.noise", w2, ty_args=w2.ty))
+        return op.add(first, s.b(op.matmul(x, s.bt(T(s.some(op.add(noise, noise)))))))
+
+    mod = module({"main": body})
+    assert combine_products(mod) is mod
+
+    def third(s, x, w1, w2, w3):
+        return op.add(s.y(body(s, x, w1, w2)), s.c(op.matmul(x, s.ct(T(w3)))))
+
+    mod = module({"main": third}, {"w1": (8, 8), "w2": (8, 8), "w3": (8, 8)})
+    combined = combine_products(mod)
+    assert products(combined, "main") == 2
+    assert relax.analysis.well_formed(combined) in (None, True)
+
+
+def test_biases_that_are_drawn_in_each_call():
+    def body(s, x, w1, w2, b1, b2):
+        first = s.a(op.add(s.y(op.matmul(x, s.at(T(w1)))), b1))
+        noise = s.noise(op.call_pure_packed("test.noise", b2, ty_args=b2.ty))
+        return op.add(first, s.b(op.add(s.z(op.matmul(x, s.bt(T(w2)))), noise)))
+
+    weights = {"w1": (8, 8), "w2": (8, 8), "b1": (8,), "b2": (8,)}
+    combined = combine_products(module({"main": body}, weights))
+    assert products(combined, "main") == 1
+    assert relax.analysis.well_formed(combined) in (None, True)
+
+
+def test_constants_stay_apart():
+    def body(s, x):
+        one, two = (s.made(op.full([8, 8], relax.const(n, "float32"))) for n in (1.0, 2.0))
+        return op.add(s.a(op.matmul(x, one)), s.b(op.matmul(x, two)))
+
+    def with_weight(s, x, w1):
+        return op.matmul(s.y(body(s, x)), w1)
+
+    mod = module({"main": with_weight}, {"w1": (8, 8)})
+    assert combine_products(mod) is mod
 
 
 def test_empty_weights_stay_apart():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 from sharing_cases import SQUARE, assert_same_numbers, module, values
 from tvm import relax, te, tirx
@@ -212,17 +211,6 @@ def test_a_mutation_stays():
     assert why(shared, "turned") == "it reads filled, which stays"
 
 
-def test_sizes_that_depend_on_data():
-    def body(s, x, w):
-        found = s.found(op.nonzero(w))
-        return op.add(x, s.count(op.astype(op.sum(found), "float32")))
-
-    mod = module({"func1": body}, ONE)
-    shared = share_transforms(mod)
-    assert why(shared, "found") == "its size depends on data"
-    assert shared.mod is mod
-
-
 def test_branches():
     builder = relax.BlockBuilder()
     x, flag = (
@@ -322,48 +310,6 @@ def test_a_caller_of_the_function():
         builder.emit_func_output(builder.emit(relax.Call(callee, [a, w])))
     with pytest.raises(SharedWeightsError, match="'main' calls 'func1'"):
         share_transforms(builder.get())
-
-
-def symbolic(s, x, w, b):
-    return op.add(s.y(op.matmul(x, s.w_t(T(w)))), b)
-
-
-@pytest.mark.parametrize("size", [1, 3, 0])
-def test_symbolic_weights_whose_sizes_stay_visible(size):
-    weights = {"w": ("n", 4), "b": ("n",)}
-    mod = module({"func1": symbolic, "func2": symbolic}, weights, x=("rows", 4))
-    shared = share_transforms(mod)
-    assert shared.weights("func1") == ["b", "w_t"]
-    x, *given = values([(5, 4), (size, 4), (size,)])
-    if size:
-        assert_same_numbers(mod, shared, x, given)
-    relax.analysis.well_formed(shared.mod)
-
-
-def test_symbolic_weights_whose_sizes_are_passed_on():
-    def body(s, x, w, v):
-        y = s.y(op.matmul(x, s.both_t(T(s.both(op.concat([w, v], axis=0))))))
-        return op.reshape(y, [y.ty.shape[0], 2, w.ty.shape[0]])
-
-    weights = {"w": ("n", 4), "v": ("n", 4)}
-    mod = module({"func1": body, "func2": body}, weights, x=("rows", 4))
-    shared = share_transforms(mod)
-    assert shared.weights("func1") == ["weight_sizes", "both_t"]
-    x, *given = values([(5, 4), (3, 4), (3, 4)])
-    assert_same_numbers(mod, shared, x, given)
-
-
-def test_symbols_of_the_same_name_are_two_sizes():
-    def first(s, x, w, b):
-        return s.y(op.matmul(x, s.w_t(T(w))))
-
-    n, m = tirx.Var("n", "int64"), tirx.Var("n", "int64")
-    one = module({"func1": first}, {"w": ("n", 4), "b": ("n",)}, x=("rows", 4))
-    two = module({"func2": first}, {"w": ("n", 4), "b": ("m",)}, x=("rows", 4))
-    both = tvm.IRModule({"func1": one["func1"], "func2": two["func2"]})
-    assert not n.same_as(m)
-    with pytest.raises(SharedWeightsError, match=r"shape: 'b' is \(n,?\) float32 in func1"):
-        share_transforms(both)
 
 
 def test_zero_sized_and_0d_weights():

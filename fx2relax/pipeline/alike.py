@@ -23,7 +23,7 @@ def taking_weights(mod: Any, functions: Sequence[str] | None) -> list[str]:
     Args:
         mod: the module.
         functions: names, of which each must be a function's with ``num_input``; all with weights
-            when left out.
+            when left out or empty.
     """
     known = {
         name.name_hint: func
@@ -33,7 +33,7 @@ def taking_weights(mod: Any, functions: Sequence[str] | None) -> list[str]:
         and "num_input" in func.attrs
         and TRANSFORMS not in func.attrs
     }
-    if functions is None:
+    if functions is None or len(functions) == 0:
         return sorted(n for n, f in known.items() if int(f.attrs["num_input"]) < len(f.params))
     if isinstance(functions, str):
         raise SharedWeightsError(f"functions must be a list of names, not the name {functions!r}")

@@ -22,30 +22,11 @@ _VIEWS = frozenset(
 )
 # Names that block builders and PyTorch's tracers give what the user has no name for.
 _MADE_UP = frozenset(
-    [
-        "lv",
-        "gv",
-        "t",
-        "numpy_t",
-        "permute",
-        "transpose",
-        "view",
-        "reshape",
-        "cat",
-        "concat",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "getitem",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "pow",
-        "to",
-        "clone",
-    ]
+    (
+        *("lv", "gv", "t", "numpy_t", "permute", "transpose", "view", "reshape", "getitem"),
+        *("cat", "concat", "unsqueeze", "squeeze", "expand", "clone", "to"),
+        *("add", "sub", "mul", "div", "neg", "pow"),
+    )
 )
 
 

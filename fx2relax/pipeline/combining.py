@@ -1,8 +1,9 @@
 """Products of one tensor with several weights as one product with all of them side by side.
 
-Queries, keys and values, or the gate and the up projection of a feed-forward network: the wide
-product reads its input once and fills the machine better, and `lift_weights` joins the weights
-once.
+Queries, keys and values, or the gate and the up projection of a feed-forward network: one kernel
+in the place of several, over weights that `lift_weights` joins once. On one core a generated
+product takes as long as its parts (768 wide, 1 to 128 rows: within 1%), PyTorch's own between 5%
+less and 8% more, so `torch.compile` does without.
 """
 
 from __future__ import annotations
@@ -40,14 +41,12 @@ def combine_products(mod: Any) -> Any:
         the module; the given one where nothing is combined.
     """
     names = taking_weights(mod, None)
-    # Each of the products may look at its input in a reshape of its own.
-    tidy = relax.transform.EliminateCommonSubexpr()(mod)
     try:
         together = [names] if names else []
-        known = [alike(tidy, some) for some in together]
+        known = [alike(mod, some) for some in together]
     except SharedWeightsError:  # each of the functions has weights of its own
         together = [[name] for name in names]
-        known = [alike(tidy, some) for some in together]
+        known = [alike(mod, some) for some in together]
     changed: dict[str, Any] = {}
     for some, (functions, weights) in zip(together, known, strict=True):
         values = Values(mod, weights)
@@ -97,6 +96,9 @@ class _View:
         self.name, self.func, self.values = name, func, values
         own = func.params[int(func.attrs["num_input"]) :]
         self.env = values.read(name, func, dict(zip(own, values.weights, strict=True)))
+        # Each of the products may look at its input in a reshape of its own.
+        self.all = Values(values.mod, func.params)
+        self.seen = self.all.read(name, func, {p: p for p in func.params})
         self.bound: dict[Any, Any] = {}
         self.readers: dict[Any, list[Any]] = {}
         self.block: dict[Any, int] = {}
@@ -136,7 +138,7 @@ class _View:
         sizes = sizes_of(weight)
         if not isinstance(known, Var) or self.reads[known] != 1 or len(sizes or ()) != 2:
             return None
-        if known in self.values.of and self.values.of[known].why:
+        if not self.values.liftable(known) or not self.values.sources(known):
             return None
         if 0 in (sizes or ()) or sizes_of(call) is None or not isinstance(call.args[0], Var):
             return None
@@ -150,11 +152,9 @@ class _View:
         binding = readers[0]
         (other,) = [a for a in binding.value.args if not a.same_as(var)] or [None]
         known = self.env.get(other) if isinstance(other, Var) else None
-        if (
-            not isinstance(known, Var)
-            or self.reads[known] != 1
-            or dtype_of(other) != dtype_of(call)
-        ):
+        if not isinstance(known, Var) or self.reads[known] != 1:
+            return None, None
+        if not self.values.liftable(known) or dtype_of(other) != dtype_of(call):
             return None, None
         sizes, columns = sizes_of(other) or [], (sizes_of(call) or [None])[-1]
         if len(sizes) != 1 or not _equal(sizes[0], columns):
@@ -166,7 +166,10 @@ class _View:
     def _kind(self, factor: _Factor) -> Any:
         call = factor.call
         kind = (dtype_of(factor.weight), dtype_of(call))
-        return (call.args[0], self.block[factor.var], factor.turned, *kind)
+        x = call.args[0]
+        seen = self.seen.get(x)
+        same = seen if isinstance(seen, Var) and self.all.liftable(seen) else x
+        return (same, self.block[factor.var], factor.turned, *kind)
 
     def known_bias(self, weight: Any) -> Any:
         """The value of a product's bias; None if there is none."""
@@ -204,36 +207,28 @@ class _View:
             return var
 
         parts: dict[int, list[Any]] = {}
-        inside = (
-            {b.var for b in block.bindings if self._early(b)} if self._any(block, starts) else ()
-        )
-        early = [b for b in block.bindings if b.var in inside]
-        late = [b for b in block.bindings if b.var not in inside]
-        bindings.extend(early)
-        for binding in late:
+        if not any(b.var in starts for b in block.bindings):
+            return block
+        bindings.extend(b for b in block.bindings if self._early(b))
+        for binding in [b for b in block.bindings if not self._early(b)]:
             group = starts.get(binding.var)
             if group is not None:
-                parts[id(group)] = self._product(group, bind)
+                parts[id(group)] = self._product(group, binding.value, bind)
             if binding.var in replaced:
                 group, n = replaced[binding.var]
                 binding = relax.VarBinding(binding.var, builder.normalize(parts[id(group)][n]))
             bindings.append(binding)
         return type(block)(bindings)
 
-    def _any(self, block: Any, starts: dict[Any, Any]) -> bool:
-        return any(b.var in starts for b in block.bindings)
-
     def _early(self, binding: Any) -> bool:
         """Whether a binding is on weights alone and may stand before all others of its block."""
         known = self.env.get(binding.var)
-        value = self.values.of.get(known) if isinstance(known, Var) else None
-        return known is not None and (value is None or not value.why)
+        return known is not None and self.values.liftable(known)
 
-    def _product(self, group: _Group, bind: Any) -> list[Any]:
-        """Bind the product of a group; what its parts are."""
+    def _product(self, group: _Group, call: Any, bind: Any) -> list[Any]:
+        """Bind the product of a group in the place of its first one; what its parts are."""
         factors = [self.factors[w] for w in group.weights]
-        first = factors[0]
-        turned, call = first.turned, first.call
+        turned = factors[0].turned
         weights = [f.weight for f in factors]
         name = _joined_name([w.name for w in group.weights])
         weight = bind(name, _op.concat(weights, axis=0 if turned else 1))

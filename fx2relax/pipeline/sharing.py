@@ -77,8 +77,8 @@ def share_transforms(mod: Any, functions: Sequence[str] | None = None) -> Shared
     Args:
         mod: public Relax functions with ``num_input``, in normal form, that take the same list of
             weights right of it. It is not changed.
-        functions: the names of those to look at; all with weights when left out. The others stay
-            as they are.
+        functions: the names of those to look at; all with weights when left out or empty. The
+            others stay as they are.
 
     Returns:
         the module, what was lifted, and what was not and why. Where nothing is lifted the module
@@ -155,7 +155,9 @@ def _transform(chosen: Chosen, name: str, sizes: list[Any]) -> Any:
     weights = chosen.values.weights
     params = Var("params", relax.TupleType([type_of(w) for w in weights]))
     builder = relax.BlockBuilder()
-    make = chosen.values.writer(builder, params)
+    names = chosen.new_names()[len(chosen.survivors) :]
+    called = {v.var: n for v, n in zip(chosen.outputs, names, strict=True)}
+    make = chosen.values.writer(builder, params, called)
     attrs = {"num_input": 0, TRANSFORMS: chosen.names}
     with builder.function(name, [params], attrs=attrs):
         with builder.dataflow():

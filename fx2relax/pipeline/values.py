@@ -7,7 +7,7 @@ and in whatever order they are bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,13 +163,17 @@ class Values:
             return None
         return relax.Call(op, args, expr.attrs, expr.ty_args)
 
-    def writer(self, builder: Any, params: Any) -> Callable[[Any], Any]:
+    def writer(
+        self, builder: Any, params: Any, names: Mapping[Any, str] | None = None
+    ) -> Callable[[Any], Any]:
         """What binds a weight or a value, by its variable, once, behind what it is made of.
 
         Args:
             builder: inside a dataflow block of a function.
             params: that function's parameter, the tuple of the weights.
+            names: other names for some.
         """
+        given = names or {}
         env: dict[Any, Any] = {}
 
         def make(var: Any) -> Any:
@@ -186,7 +190,7 @@ class Values:
                 env[var] = builder.match_cast(expr, value.ty)
                 return env[var]
             expr = builder.normalize(expr)
-            env[var] = relax.DataflowVar(str(var.name), expr.ty)
+            env[var] = relax.DataflowVar(given.get(var, str(var.name)), expr.ty)
             builder.emit_normalized(relax.VarBinding(env[var], expr))
             return env[var]
 
@@ -197,22 +201,37 @@ class Values:
         cast = isinstance(binding, relax.MatchCast)
         ty = binding.ty if cast else type_of(binding.var)
         expr = self.renamed(binding.value, env)
-        if expr is None or not self.symbols.issuperset(relax.analysis.tir_vars_in_type(ty)):
-            return None
-        if not self.symbols.issuperset(relax.analysis.free_symbolic_vars(expr)):
-            return None
-        if not cast and isinstance(expr, (Var, relax.Tuple)):
+        if expr is None or (not cast and isinstance(expr, (Var, relax.Tuple))):
             return expr
         value = self._known(expr, ty, cast)
         if value is None:
-            why = "" if self.any_call or cast else _why(expr, ty)
             var = Var(str(binding.var.name), ty)
-            value = Value(var, expr, ty, cast, self.sources(expr), why)
+            value = Value(var, expr, ty, cast, self.sources(expr), self._held(expr, ty, cast))
             self.all.append(value)
             self.of[var] = value
             self._found.setdefault(_hash(expr), []).append(value)
         value.functions.add(name)
         return value.var
+
+    def _held(self, expr: Any, ty: Any, cast: bool) -> str:
+        """Why a value must not be computed once for many calls; empty if it may be."""
+        if self.any_call:
+            return ""
+        why = "" if cast else _why(expr, ty)
+        if why:
+            return why
+        symbols = [*relax.analysis.tir_vars_in_type(ty), *relax.analysis.free_symbolic_vars(expr)]
+        if not self.symbols.issuperset(symbols):
+            return "its size is known only in a call"
+        stays = next((v for v in relax.analysis.free_vars(expr) if self._stays(v)), None)
+        return "" if stays is None else f"it reads {stays.name}, which stays"
+
+    def _stays(self, var: Any) -> bool:
+        return var in self.of and bool(self.of[var].why)
+
+    def liftable(self, expr: Any) -> bool:
+        """Whether all that an expression over values reads may be computed once."""
+        return not any(self._stays(v) for v in relax.analysis.free_vars(expr))
 
     def _known(self, expr: Any, ty: Any, cast: bool) -> Value | None:
         for value in self._found.get(_hash(expr), ()):
