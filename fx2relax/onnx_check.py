@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from torch.utils import _pytree as pytree
 
 from fx2relax import onnx_sides as sides
 from fx2relax.closeness import difference
+from fx2relax.errors import UnsupportedOpError
 
 AGREES = "agrees"
 _SIDES = ("ours", "reference", "tvm")
 _LONGEST = 300
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,19 @@ def compare_with_onnx(
     exporter: str | None = None,
     torch_calls: bool = False,
     seed: int = 0,
+    exported_only: bool = False,
 ) -> OnnxComparison:
     """`assert_matches_onnx` without the assertion: whatever was found is returned.
+
+    Args:
+        model: this and the others are those of `assert_matches_onnx`.
+        inputs: see there.
+        kwargs: see there.
+        tol: see there.
+        exporter: see there.
+        torch_calls: see there.
+        seed: see there.
+        exported_only: leave it at that where the model cannot be exported.
 
     Raises:
         ImportError: onnx or onnxscript is not installed.
@@ -150,7 +164,7 @@ def compare_with_onnx(
     exported = run.step(
         "torch.onnx.export", lambda: sides.to_onnx(flat, tensors, program, exporter)
     )
-    if program is not None:
+    if program is not None and (exported is not None or not exported_only):
         run.step("ours", lambda: sides.run_ours(program, tensors, seed, torch_calls))
     if exported is not None:
         run.step("reference", lambda: sides.run_reference(exported, tensors))
@@ -207,9 +221,11 @@ class _Run:
         if side in self.results:
             return ""
         name = side if side in self.errors else before
-        error = self.errors[name]
+        if name not in self.errors:
+            return "cannot: not tried"
+        name = side if side in self.errors else before
         where = "" if name == side else f"{name}: "
-        return f"cannot: {where}{type(error).__name__}: {_short(str(error))}"
+        return f"cannot: {where}{_short(self.errors[name])}"
 
 
 def _against(
@@ -229,7 +245,14 @@ def _against(
     return AGREES
 
 
-def _short(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def _short(error: BaseException) -> str:
+    """An error's class and the line that says most, of what it came from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, UnsupportedOpError):
+        text = ", ".join(m.name for m in error.missing)
+    else:
+        lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines()]
+        text = next((line for line in lines if line), "")
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return f"{type(error).__name__}: {text}"
