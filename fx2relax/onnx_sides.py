@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from fx2relax import pipeline
-from fx2relax.compat import TVMTensor, from_torch, relax, tvm
+from fx2relax.compat import TVMTensor, from_onnx, from_torch, relax, tvm
 from fx2relax.frontend import from_fx
 from fx2relax.runtime import boundary
 
@@ -114,14 +114,19 @@ def captured(model: Flat, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 def run_ours(
-    graph: Any, inputs: Sequence[torch.Tensor], seed: int, torch_calls: bool
+    model: Flat, graph: Any, inputs: Sequence[torch.Tensor], seed: int, torch_calls: bool
 ) -> list[torch.Tensor]:
-    """`from_fx`, then generated kernels only."""
+    """`from_fx`, then generated kernels only; `graph` is what `captured` gave for the model."""
     mod = from_fx(graph, list(inputs), on_unsupported="torch" if torch_calls else "raise")
     mod, params = relax.frontend.detach_params(mod)
     executable = pipeline.build(mod, library="none")
+    main = mod["main"]
+    count = int(main.attrs["num_input"]) if "num_input" in main.attrs else len(main.params)
+    held = {**model.state_dict(), **getattr(model.model, "state_dict", dict)()}
+    # Buffers that the model writes to stand beside its inputs.
+    written = [held[p.name] for p in main.params[len(inputs) : count]]
     torch.manual_seed(seed)
-    return _called(executable, inputs, params.get("main", []))
+    return _called(executable, [*inputs, *written], params.get("main", []))
 
 
 @dataclass(frozen=True)
@@ -254,8 +259,6 @@ def run_reference(exported: OnnxModel, inputs: Sequence[torch.Tensor]) -> list[t
 
 def run_tvm(exported: OnnxModel, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """TVM's own importer, compiled by TVM's default pipeline, with no pass of ours."""
-    from tvm.relax.frontend.onnx import from_onnx
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"tvm\.")
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot convert
