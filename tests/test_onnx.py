@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from onnx_tables import remembered
 from torch import nn
 
 from fx2relax import onnx_sides, overrides
@@ -17,6 +18,12 @@ from fx2relax.testing import OnnxComparison, assert_matches_onnx
 
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with remembered():
+        yield
 
 
 def assert_all_agree(model, *inputs, **options):

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from onnx_tables import remembered
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
@@ -101,7 +102,7 @@ def run_onnx(row: Row, limit: int, exporter: str | None = "dynamo") -> OnnxOutco
     """Compare about `limit` samples of an operator, by one exporter or the first that can."""
     outcome = OnnxOutcome(row.op)
     began = time.perf_counter()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), remembered():
         warnings.simplefilter("ignore")
         given = _chosen(samples(row, limit + 2), limit)
         target = unseeded(OPS[row.op].get_op(), given[0]) if given else None
@@ -119,13 +120,14 @@ def _chosen(given: Sequence[SampleInput], limit: int) -> list[SampleInput]:
 
 
 def _compared(target: Any, given: Sequence[SampleInput], exporter: str | None) -> list[Found]:
-    """Several samples as one model; where that is exported and not all agree, each as its own."""
+    """Several samples as one model; each as its own where that tells more."""
     if not given:
         return []
     found = _found(target, given, exporter)
     if len(given) == 1:
         return [found]
-    if found.agrees or not found.exporter:
+    captured = not found.ours.startswith("cannot: torch.export")
+    if found.agrees or (captured and not found.exporter):
         return [Found(_described(s), *list(asdict(found).values())[1:]) for s in given]
     return [_found(target, [s], exporter) for s in given]
 
