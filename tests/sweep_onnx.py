@@ -81,8 +81,7 @@ def show(outcomes: Sequence[OnnxOutcome], console: Console | None = None) -> int
     console = console or Console(width=160)
     bad = 0
     for outcome in sorted(outcomes, key=lambda o: o.op):
-        lines = [f"ours: {text}" for text in outcome.wrong]
-        lines += unexplained(outcome)
+        lines = unexplained(outcome)
         bad += bool(lines)
         for line in lines:
             console.print(

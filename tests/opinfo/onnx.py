@@ -114,7 +114,8 @@ def run_onnx(row: Row, limit: int, exporter: str | None = "dynamo") -> OnnxOutco
 
 def _chosen(given: Sequence[SampleInput], limit: int) -> list[SampleInput]:
     """Samples with elements before those without, and none in two layouts: ONNX knows one."""
-    compact = [s for s in given if all(t.is_contiguous() for t in tensors(s))] or list(given)
+    dense = [s for s in given if all(t.layout is torch.strided for t in tensors(s))]
+    compact = [s for s in dense if all(t.is_contiguous() for t in tensors(s))] or dense
     full = [s for s in compact if all(t.numel() for t in tensors(s))]
     return spread(full or compact, limit)
 
