@@ -99,15 +99,16 @@ def test_the_model_and_its_inputs_stay_as_they_are():
     assert all(torch.equal(v, held[k]) for k, v in model.state_dict().items())
 
 
-def test_torchscripts_exporter():
+@pytest.mark.parametrize("exporter", ["dynamo", "TorchScript"])
+def test_either_exporter_and_an_unused_input(exporter):
     found = assert_all_agree(
         lambda x, unused, y: x.relu() - y,
         torch.randn(3),
         torch.randn(2),
         torch.randn(3),
-        exporter="TorchScript",
+        exporter=exporter,
     )
-    assert found.exporter == "TorchScript"
+    assert found.exporter == exporter
 
 
 def test_the_second_exporter_where_the_first_cannot(monkeypatch):

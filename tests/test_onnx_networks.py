@@ -30,9 +30,8 @@ def test_network(name):
         found = assert_matches_onnx(model, *args, kwargs=kwargs)
     for side, missing in (("reference", NOT_IN_REFERENCE), ("tvm", NOT_IN_TVM)):
         verdict = getattr(found, side)
-        if name in missing:
-            assert verdict.startswith("cannot: "), f"{side} can by now:\n{found}"
+        if verdict != AGREES:  # a later release may know it
+            assert verdict.startswith("cannot: "), str(found)
+            assert name in missing, str(found)
             assert missing[name] in verdict
-        else:
-            assert verdict == AGREES, str(found)
     assert found.compared
