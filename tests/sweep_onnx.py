@@ -113,7 +113,7 @@ def _counts(outcomes: Sequence[OnnxOutcome]) -> Table:
         differing = [o.differing(side) for o in outcomes]
         row(f"{side} differs", sum(map(bool, differing)), sum(map(len, differing)))
     wrong = [o.wrong for o in outcomes]
-    row("ours differs", sum(map(bool, wrong)), sum(map(len, wrong)))
+    row("ours differs or refuses", sum(map(bool, wrong)), sum(map(len, wrong)))
     return table
 
 

@@ -36,6 +36,11 @@ def test_what_counts():
     assert found(ours="cannot: UnsupportedOpError: aten.sin.default").wrong == []
     failed = found(ours="cannot: ImportFailure: shape")
     assert unexplained(failed) == ["ours: float32[2]: cannot: ImportFailure: shape"]
+    refused = found(ours="cannot: ImportFailure: of a view")
+    refused.op = "as_strided.partial_views"
+    assert unexplained(refused) == []
+    refused.found[0].ours = "differs: output 0: x"
+    assert unexplained(refused) == ["ours: float32[2]: differs: output 0: x"]
     assert unexplained(found(tvm="differs: output 0: x")) == [
         "tvm: float32[2]: differs: output 0: x"
     ]
