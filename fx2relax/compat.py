@@ -42,6 +42,7 @@ __all__ = [
     "const_number",
     "cpu_features",
     "dtype_of",
+    "from_onnx",
     "from_torch",
     "is_prim_expr",
     "is_shape",
@@ -144,6 +145,13 @@ def remove_global_func(name: str) -> None:
     """Undo `register_global_func`; an unknown name is ignored."""
     if tvm.get_global_func(name, allow_missing=True) is not None:
         tvm_ffi.remove_global_func(name)
+
+
+def from_onnx(proto: Any) -> Any:
+    """An ONNX model through TVM's own importer, its weights as constants; needs `onnx`."""
+    from tvm.relax.frontend.onnx import from_onnx as imported
+
+    return imported(proto)
 
 
 def from_torch(tensor: Any) -> Any:

@@ -10,16 +10,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fx2relax import report
+from fx2relax.closeness import TOLERANCES, close, is_further, strides
+from fx2relax.onnx_check import OnnxComparison, assert_matches_onnx
 
-# Per dtype: relative and absolute tolerance for one operator against eager in the same dtype.
-TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-9, 1e-11),
-    torch.float32: (1.3e-5, 1e-5),
-    torch.float16: (2e-3, 1e-3),
-    torch.bfloat16: (1.6e-2, 1e-2),
-    torch.complex64: (1.3e-5, 1e-5),
-    torch.complex128: (1e-9, 1e-11),
-}
+__all__ = [
+    "TOLERANCES",
+    "OnnxComparison",
+    "assert_matches_eager",
+    "assert_matches_onnx",
+    "assert_same_call",
+    "close",
+    "copied",
+    "is_further",
+]
 
 
 def assert_matches_eager(
@@ -104,52 +107,6 @@ def assert_same_call(
     _compare(actual, expected, actual_inputs, expected_inputs, tol, every_stride)
     if grad:
         _compare_gradients((actual, actual_inputs, compiled), (expected, expected_inputs, fn), tol)
-
-
-def is_further(
-    actual: torch.Tensor,
-    expected: torch.Tensor,
-    exact: torch.Tensor,
-    factor: float = 4.0,
-    unit: float | None = None,
-) -> bool:
-    """Whether a result is further from a run in float64 than `factor` times eager's own distance.
-
-    Args:
-        actual: what was computed, of any shape and dtype.
-        expected: what eager computed.
-        exact: the same computed in float64 (complex128).
-        factor: how much further is still good.
-        unit: an error that is good always; a rounding of the largest value when left out.
-
-    Returns:
-        True as well where shape, dtype or strides differ, where infinities or NaNs stand
-        elsewhere, and where numbers that are not floating-point are not equal.
-    """
-    for attribute in ("shape", "dtype"):
-        if getattr(actual, attribute) != getattr(expected, attribute):
-            return True
-    if _strides(actual) != _strides(expected):
-        return True
-    if actual.is_complex():
-        actual, expected, exact = (
-            torch.view_as_real(t.resolve_conj()) for t in (actual, expected, exact)
-        )
-    if not actual.is_floating_point():
-        return not torch.equal(actual, expected)
-    ours, eager, real = (t.double() for t in (actual, expected, exact))
-    finite = eager.isfinite()
-    if not torch.equal(ours[~finite].nan_to_num(1.5), eager[~finite].nan_to_num(1.5)):
-        return True
-    if not bool(ours[finite].isfinite().all()):
-        return True
-    finite &= real.isfinite()
-    if not finite.any():
-        return False
-    if unit is None:
-        unit = torch.finfo(actual.dtype).eps * max(float(real[finite].abs().max()), 1.0)
-    own, theirs = (float((t - real)[finite].abs().max()) for t in (ours, eager))
-    return own > factor * theirs + unit
 
 
 def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any:
@@ -238,34 +195,9 @@ def _compare_value(
         ours, eager = getattr(actual, attribute), getattr(expected, attribute)
         assert ours == eager, f"{where}: {attribute} {ours}, eager {eager}"
     if expected.layout is torch.strided:
-        ours, eager = _strides(actual, every_stride), _strides(expected, every_stride)
+        ours, eager = strides(actual, every_stride), strides(expected, every_stride)
         assert ours == eager, f"{where}: strides {ours}, eager {eager}"
     close(actual, expected, tol, where)
-
-
-def _strides(tensor: torch.Tensor, every: bool = False) -> list[int]:
-    """The strides of a tensor that has elements, of axes that have more than one or of all."""
-    if tensor.numel() == 0:
-        return []
-    found = zip(tensor.shape, tensor.stride(), strict=True)
-    return [stride for size, stride in found if every or size > 1]
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, tol: Any = None, where: str = "") -> None:
-    """Assert that two tensors hold the same values within a tolerance; NaN equals NaN."""
-    rtol, atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
-    if isinstance(tol, tuple):
-        rtol, atol = tol
-    elif tol is not None and expected.dtype in TOLERANCES:
-        rtol = atol = tol
-    torch.testing.assert_close(
-        actual.detach(),
-        expected.detach(),
-        rtol=rtol,
-        atol=atol,
-        equal_nan=True,
-        msg=lambda text: f"{where}: {text}",
-    )
 
 
 def _compare_gradients(actual: Any, expected: Any, tol: Any) -> None:

@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (_sampled(config) if given is None else given["sampled"]):
         return
     left = {i for i in items if i.get_closest_marker("sweep") and not _chosen(i)}
+    left |= {i for i in items if i.get_closest_marker("whole")}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [i for i in items if i not in left]
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
+    [{"onnx_check", "onnx_sides"}],
     [{"backend"}, {"frontend"}, {"exporting"}, {"coverage", "coverage_report", "core_calls"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
@@ -39,6 +40,7 @@ LAYERS = [
     [
         {
             "agreement",
+            "closeness",
             "registry",
             "promotion",
             "bounds",
