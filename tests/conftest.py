@@ -9,7 +9,7 @@ import pytest
 import switches as switches
 
 # One row in as many is run by a plain `pytest`.
-_SHARE = 3
+_SHARE = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
