@@ -18,6 +18,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from fx2relax import objects as own_objects
+
+from ..runtime.toolchain import compiler_for
+
 
 class LinkError(RuntimeError):
     """The linker could not make a library of a program."""
@@ -52,9 +56,12 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
     Raises:
         LinkError: the linker failed.
     """
-    command = linker()
+    command, own = linker(), own_objects.held(mod)
+    if own:  # what a user's C++ needs at run time, its compiler knows
+        command = (*compiler_for("cpp"), "-shared", "-fPIC")
     if command is None:
         return None
+    flags = tuple(dict.fromkeys(flag for file in own for flag in file.link))
     executable, parts = _compiled(mod, target, pipeline)
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         objects = [str(Path(folder) / f"kernels{n}.o") for n in range(len(parts))]
@@ -69,16 +76,16 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
             for part, path in zip(parts, objects, strict=True):
                 emit(part, path)
         library = Path(folder) / "program.so"
-        executable.export_library(str(library), addons=objects, fcompile=_link(command))
+        executable.export_library(str(library), addons=objects, fcompile=_link(command, flags))
         return library.read_bytes()
 
 
-def _link(command: tuple[str, ...]) -> Any:
+def _link(command: tuple[str, ...], flags: tuple[str, ...] = ()) -> Any:
     def link(output: str, objects: list[str], **_: Any) -> None:
         try:
             subprocess.run(
                 # Every symbol has to be found now, and not when a kernel is first called.
-                [*command, "-o", output, *objects, _runtime(), "-lm", "-Wl,-z,defs"],
+                [*command, "-o", output, *objects, _runtime(), *flags, "-lm", "-Wl,-z,defs"],
                 check=True,
                 capture_output=True,
                 timeout=120,
@@ -106,7 +113,8 @@ def _compiled(mod: Any, target: Any, pipeline: str) -> tuple[Any, list[Any]]:
     parts = [] if kernels is None else _parts(_lowered(kernels, target, pipeline))
     constants = dict(attrs.get("const_name_to_constant", {}))
     empty = _codegen(tvm.IRModule({}), target)
-    linked = relax.vm_build._ffi_api.VMLink(builder, target, empty, [], constants)
+    given = list(attrs.get("external_mods", []))
+    linked = relax.vm_build._ffi_api.VMLink(builder, target, empty, given, constants)
     return relax.VMExecutable(linked), parts
 
 

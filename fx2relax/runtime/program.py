@@ -11,8 +11,9 @@ import torch
 
 from fx2relax.calling import Calling
 from fx2relax.compat import RELEASE, relax, tvm
-from fx2relax.errors import ArgumentError
+from fx2relax.errors import ArgumentError, KernelFailure
 from fx2relax.imported import Imported
+from fx2relax.objects import operators
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
@@ -87,6 +88,7 @@ class _Parts:
         self.imported = imported
         self.device = device
         self._weights = weights
+        self._own = operators(imported.mod) if imported.mod is not None else []
         frozen = imported.params[imported.num_input :]
         self._constants: dict[int, Any] = {
             i: s.value for i, s in enumerate(frozen) if s.position < 0
@@ -118,7 +120,11 @@ class _Parts:
         except ArgumentError as explained:
             self._raised()
             return explained
-        return self._raised() or error
+        raised = self._raised()
+        if raised is None and self._own:
+            raised = KernelFailure.of(self._own, error)
+            raised.__cause__ = error
+        return raised or error
 
     def _raised(self) -> Exception | None:
         """What an operator that runs in PyTorch raised, forgotten at once."""
