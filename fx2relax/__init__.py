@@ -5,7 +5,9 @@
 
 import importlib
 
+from fx2relax import extern
 from fx2relax._version import __version__
+from fx2relax.custom import custom_op
 from fx2relax.errors import (
     BuildFailure,
     Fx2RelaxError,
@@ -30,6 +32,8 @@ __all__ = [
     "UnsupportedOpError",
     "__version__",
     "converts",
+    "custom_op",
+    "extern",
     "from_fx",
     "overrides",
     "reset_stats",

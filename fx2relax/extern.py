@@ -296,9 +296,10 @@ def source(
     if language not in ("cpp", "cuda"):
         raise ValueError(f"language={language!r}; it takes 'cpp' or 'cuda'")
     if isinstance(code, os.PathLike):
-        name = name or Path(code).name
+        name = name or str(code)
+        flags = ["-I", str(Path(code).resolve().parent), *flags]
         code = Path(code).read_text()
-    text, called = str(code), name or f"the {'C++' if language == 'cpp' else 'CUDA'} source"
+    text, called = str(code), name or f"<{'C++' if language == 'cpp' else 'CUDA'} source>"
 
     def make() -> tuple[bytes, Sequence[str]]:
         data = toolchain.compile_object(text, language, called, flags)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -74,14 +74,22 @@ class ExternFunction:
         """The arguments that are tensors."""
         return tuple(arg for arg in self.args if isinstance(arg, Tensor))
 
-    def for_dtypes(self, symbols: Mapping[str, str]) -> dict[str, ExternFunction]:
-        """The same rule for several dtypes.
+    @overload
+    def for_dtypes(self, dtypes: Mapping[str, str]) -> dict[str, ExternFunction]: ...
+
+    @overload
+    def for_dtypes(self, dtypes: Sequence[str]) -> list[ExternFunction]: ...
+
+    def for_dtypes(
+        self, dtypes: Mapping[str, str] | Sequence[str]
+    ) -> dict[str, ExternFunction] | list[ExternFunction]:
+        """The same rule for several dtypes: the tensors of the first one's dtype take each.
 
         Args:
-            symbols: dtype -> symbol. The tensors whose dtype is that of the first one take each.
+            dtypes: TVM's names; or dtype -> symbol, where each has a symbol of its own.
 
         Returns:
-            symbol -> rule, which is what an entry of ``functions`` may be.
+            a rule a dtype; or symbol -> rule, which is what an entry of ``functions`` may be.
         """
         first = (*self.tensors, *self.results)[0].dtype
 
@@ -89,15 +97,14 @@ class ExternFunction:
             same = isinstance(item, Tensor) and item.dtype == first
             return replace(item, dtype=dtype) if same else item
 
-        return {
-            symbol: ExternFunction(
-                [of(a, dtype) for a in self.args],
-                of(self.ret, dtype)
-                if isinstance(self.ret, Tensor)
-                else [of(r, dtype) for r in self.ret],
-            )
-            for dtype, symbol in symbols.items()
-        }
+        def rule(dtype: str) -> ExternFunction:
+            results = [of(r, dtype) for r in self.results]
+            args = [of(a, dtype) for a in self.args]
+            return ExternFunction(args, results[0] if isinstance(self.ret, Tensor) else results)
+
+        if isinstance(dtypes, Mapping):
+            return {symbol: rule(dtype) for dtype, symbol in dtypes.items()}
+        return [rule(dtype) for dtype in dtypes]
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,18 @@ class Matched:
         self.doubts: dict[int, list[Any]] = {}
 
     def results(self) -> list[Seen]:
-        """The shapes and dtypes of the results."""
-        return [
-            Seen(tuple(evaluate(size, self.sizes) for size in r.shape), r.dtype)
-            for r in self.rule.results
-        ]
+        """The shapes and dtypes of the results.
+
+        Raises:
+            ArgumentError: (a ValueError) a size that only an argument shows which was left out.
+        """
+        try:
+            return [
+                Seen(tuple(evaluate(size, self.sizes) for size in r.shape), r.dtype)
+                for r in self.rule.results
+            ]
+        except KeyError as error:
+            raise ArgumentError(f"the size {error} is that of a tensor left out") from None
 
 
 def match(
@@ -238,7 +252,10 @@ def _bound(
 
 
 def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: str) -> None:
-    expected = [evaluate(size, found.sizes) for size in arg.shape]
+    try:
+        expected = [evaluate(size, found.sizes) for size in arg.shape]
+    except KeyError as error:
+        raise ArgumentError(f"{where}: the size {error} is that of a tensor left out") from None
     for size, wanted in zip(value.shape, expected, strict=True):
         equal = _equal(size, wanted)
         if equal is False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,9 +122,8 @@ class _Parts:
             self._raised()
             return explained
         raised = self._raised()
-        if raised is None and self._own:
-            raised = KernelFailure.of(self._own, error)
-            raised.__cause__ = error
+        if raised is None and self._own and _by_a_kernel(error):
+            raise KernelFailure.of(self._own, error) from error
         return raised or error
 
     def _raised(self) -> Exception | None:
@@ -143,6 +143,19 @@ class _Parts:
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
                 raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+
+
+def _by_a_kernel(error: Exception) -> bool:
+    """Whether an error came out of a function of an object, and not of a kernel's own assertion.
+
+    C++ leaves a frame of its own file; what it throws without one is an InternalError, and what it
+    is not made for a TypeError.
+    """
+    if isinstance(error, (TypeError, tvm.error.InternalError)):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    file = frames[-1][0].f_code.co_filename if frames else ""
+    return not file.endswith((".py", ".pxi", ">"))
 
 
 def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:

@@ -147,7 +147,8 @@ def _compile(
 ) -> bytes:
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
         source = Path(folder) / f"kernel{_SUFFIXES[language]}"
-        source.write_text(code)
+        # What the compiler and the kernel's errors call the file.
+        source.write_text(f"#line 1 {json.dumps(name)}\n{code}")
         made, rule = source.with_suffix(".o"), source.with_suffix(".d")
         words = [*command, "-MMD", "-MF", str(rule), str(source), "-o", str(made)]
         _run(words, f"{name} does not compile")
