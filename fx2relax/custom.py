@@ -1,4 +1,4 @@
-"""`custom_op`: a kernel of the user's as one PyTorch operator, in eager and in compiled programs."""
+"""`custom_op`: a user's kernel as one PyTorch operator, in eager and in compiled programs."""
 
 from __future__ import annotations
 
@@ -215,5 +215,3 @@ def _rules(made: Implementation | None, rule: Rule | None) -> list[ExternFunctio
         return list(rule.values() if isinstance(rule, Mapping) else rule)
     own = made.rules if made is not None else None
     return list(own) if own is not None else None
-
-

@@ -95,7 +95,9 @@ class Compiled:
             return operator(*args, **kwargs)
 
         with _disable_current_modes(), torch.no_grad():
-            graph = make_fx(call, tracing_mode=mode)(*tensors)
+            graph = make_fx(call, tracing_mode=mode)(  # type: ignore[arg-type]
+                *tensors
+            )
             graph.graph.eliminate_dead_code()
             nodes = [n for n in graph.graph.nodes if n.op == "placeholder"]
             mode_of = detect_fake_mode([n.meta["val"] for n in nodes])

@@ -60,13 +60,11 @@ class Signature:
 
 
 class Implementation(Protocol):
-    """A kernel as an operator has it.
+    """A kernel as an operator has it."""
 
-    Attributes:
-        rules: what it takes and gives, where the kernel itself says so.
-    """
-
-    rules: Sequence[ExternFunction] | None
+    @property
+    def rules(self) -> Sequence[ExternFunction] | None:
+        """What it takes and gives, where it says so itself."""
 
     def convert(self, signature: Signature, values: Sequence[Any]) -> Any:
         """The call in the Relax function that is being imported."""
@@ -75,7 +73,7 @@ class Implementation(Protocol):
 class InTE:
     """A function of `te.Tensor` that returns one, or a tuple of them."""
 
-    rules = None
+    rules: Sequence[ExternFunction] | None = None
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -90,7 +88,7 @@ class InTE:
 class InRelax:
     """A function of Relax expressions that returns one, or a tuple of them."""
 
-    rules = None
+    rules: Sequence[ExternFunction] | None = None
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -122,7 +120,9 @@ class InTIR:
             self.functions = list(kernel)
         else:
             self.make = kernel
-        self.rules = [rule_of(f, inputs) for f in self.functions] or None
+        self.rules: list[ExternFunction] | None = None
+        if self.functions:
+            self.rules = [rule_of(f, inputs) for f in self.functions]
 
     def convert(self, signature: Signature, values: Sequence[Any]) -> Any:
         """A call of it."""

@@ -18,8 +18,8 @@ import torch
 
 from fx2relax import dtypes, objects
 from fx2relax.compat import BlockBuilder, Expr, TensorType, is_prim_expr, op, relax, tirx
-from fx2relax.converters.common import Unsupported, emit
 from fx2relax.converters.common import dtype as dtype_of
+from fx2relax.converters.common import Unsupported, emit
 from fx2relax.converters.common import shape as shape_of
 from fx2relax.errors import ArgumentError, BuildFailure, KernelFailure
 from fx2relax.rules import ExternFunction, Matched, Seen, match, seen
@@ -193,6 +193,9 @@ class Kernel:
         """
         what = what or self.name
         values = [_bound(a) for a in args]
+        for value, arg in zip(values, next(iter(self.rules.values())).args, strict=False):
+            if isinstance(_seen(value), Seen) and not isinstance(arg, Tensor):
+                raise Unsupported("a number that is known only at run time")
         symbol, found = self.matched([_seen(v) for v in values], what, names)
         builder = BlockBuilder.current()
         for place, shape in found.doubts.items():
@@ -238,7 +241,7 @@ def _operand(value: Any, arg: Any) -> Any:
     return tirx.const(int(value), "int64")
 
 
-def object(  # noqa: A001
+def object(
     file: str | os.PathLike[str] | bytes,
     functions: Functions,
     *,

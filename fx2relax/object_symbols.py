@@ -16,6 +16,7 @@ _RELOCATABLE = 1
 _SYMTAB = 2
 _LOCAL, _GLOBAL = 0, 1
 _UNDEFINED = 0
+_MACH_O = b"\xcf\xfa\xed\xfe"
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,11 @@ def _elf(data: bytes, name: str) -> Symbols:
         raise ValueError(f"{name} is linked already; an object file is what `c++ -c` makes")
     (start,) = struct.unpack_from(order + "Q", data, 40)
     size, count = struct.unpack_from(order + "HH", data, 58)
-    sections = [struct.unpack_from(order + "IIQQQQIIQQ", data, start + i * size) for i in range(count)]
-    strong, weak = set(), set()
+    sections = [
+        struct.unpack_from(order + "IIQQQQIIQQ", data, start + i * size) for i in range(count)
+    ]
+    strong: set[str] = set()
+    weak: set[str] = set()
     for section in sections:
         if section[1] != _SYMTAB:
             continue
@@ -88,11 +92,13 @@ def _by_nm(data: bytes, name: str) -> Symbols:
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         path = Path(folder) / "kernel.o"
         path.write_bytes(data)
-        done = subprocess.run([program, "-g", str(path)], capture_output=True, text=True, check=False)
+        command = [program, "-g", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.split() for line in done.stdout.splitlines()]
     defined = [(line[-2], line[-1]) for line in lines if len(line) >= 2 and line[-2] not in "Uvw"]
     if done.returncode or not defined:
         raise ValueError(f"{name} is no object file: {done.stderr.strip() or 'it defines nothing'}")
-    plain = [(kind, text.removeprefix("_") if b"\xcf\xfa" in data[:4] else text) for kind, text in defined]
-    weak = frozenset(text for kind, text in plain if kind in "VWu")
-    return Symbols(frozenset(text for _, text in plain) - weak, weak)
+    if data[:4] == _MACH_O:  # whose symbols have one underscore more
+        defined = [(kind, text.removeprefix("_")) for kind, text in defined]
+    weak = frozenset(text for kind, text in defined if kind in "VWu")
+    return Symbols(frozenset(text for _, text in defined) - weak, weak)

@@ -222,9 +222,7 @@ def _of_dtypes(
     )
 
 
-def _bound(
-    rule: ExternFunction, values: Sequence[Any], what: str, names: Sequence[str]
-) -> Matched:
+def _bound(rule: ExternFunction, values: Sequence[Any], what: str, names: Sequence[str]) -> Matched:
     sizes: dict[Any, Any] = {}
     found = Matched(rule, sizes)
     for name, arg, value in zip(names, rule.args, values, strict=True):
@@ -243,8 +241,7 @@ def _bound(
     for place, (arg, value) in enumerate(zip(rule.args, values, strict=True)):
         if isinstance(arg, str) and _equal(sizes[arg], value) is False:
             raise ArgumentError(
-                f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} "
-                f"{sizes[arg]}"
+                f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} {sizes[arg]}"
             )
         if isinstance(value, Seen) and isinstance(arg, Tensor):
             _check_sizes(found, place, arg, value, f"{what}: argument {names[place]!r}")

@@ -26,8 +26,8 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift
 from .masks import holds_masks
-from .packing import pack
 from .own_names import with_names_apart
+from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
 from .shared import shared_library

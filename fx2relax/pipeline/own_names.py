@@ -1,4 +1,4 @@
-"""Generated kernels out of the way of the symbols of a user's objects, in whose library they are."""
+"""Generated kernels out of the way of the symbols of a user's objects in the same library."""
 
 from __future__ import annotations
 

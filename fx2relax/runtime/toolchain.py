@@ -96,7 +96,9 @@ def compile_object(code: str, language: str, name: str, flags: Sequence[str]) ->
         return found
     with filelock.FileLock(folder / f"{stem}.lock", timeout=2 * _SECONDS):
         found = _kept(folder / stem)  # another process may have been first
-        return found if found is not None else _compile(command, code, language, name, folder / stem)
+        return (
+            found if found is not None else _compile(command, code, language, name, folder / stem)
+        )
 
 
 def _flags(language: str) -> list[str]:
@@ -142,9 +144,7 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _compile(
-    command: Sequence[str], code: str, language: str, name: str, stem: Path
-) -> bytes:
+def _compile(command: Sequence[str], code: str, language: str, name: str, stem: Path) -> bytes:
     with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
         source = Path(folder) / f"kernel{_SUFFIXES[language]}"
         # What the compiler and the kernel's errors call the file.
