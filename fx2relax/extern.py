@@ -18,8 +18,8 @@ import torch
 
 from fx2relax import dtypes, objects
 from fx2relax.compat import BlockBuilder, Expr, TensorType, is_prim_expr, op, relax, tirx
-from fx2relax.converters.common import dtype as dtype_of
 from fx2relax.converters.common import Unsupported, emit
+from fx2relax.converters.common import dtype as dtype_of
 from fx2relax.converters.common import shape as shape_of
 from fx2relax.errors import ArgumentError, BuildFailure, KernelFailure
 from fx2relax.rules import ExternFunction, Matched, Seen, match, seen
