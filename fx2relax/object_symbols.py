@@ -12,7 +12,7 @@ from pathlib import Path
 #: What TVM's FFI puts before the name of a function that it exports.
 PREFIX = "__tvm_ffi_"
 # ELF's numbers.
-_RELOCATABLE = 1
+_RELOCATABLE, _EXECUTABLE, _SHARED = 1, 2, 3
 _SYMTAB = 2
 _LOCAL, _GLOBAL = 0, 1
 _UNDEFINED = 0
@@ -62,6 +62,8 @@ def _elf(data: bytes, name: str) -> Symbols:
         raise ValueError(f"{name} is an object file of 32 bits")
     order = "<" if data[5] == 1 else ">"
     (kind,) = struct.unpack_from(order + "H", data, 16)
+    if kind not in (_RELOCATABLE, _EXECUTABLE, _SHARED):
+        raise ValueError(f"{name} is no object file")
     if kind != _RELOCATABLE:
         raise ValueError(f"{name} is linked already; an object file is what `c++ -c` makes")
     (start,) = struct.unpack_from(order + "Q", data, 40)

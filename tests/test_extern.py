@@ -188,7 +188,8 @@ def test_a_missing_symbol_is_named_with_those_that_there_are(object_bytes):
 
 
 def test_a_missing_symbol_of_source_is_found_when_it_is_built():
-    source = extern.source(HEAD + COPY.format(symbol="one", body=""), functions={"two": ONE})
+    code = 'extern "C" int __tvm_ffi_one(void*, const void*, int, void*) { return 0; }'
+    source = extern.source(code, functions={"two": ONE})
     with pytest.raises(BuildFailure, match="exports no 'two'; it exports 'one'"):
         source.build()
 
@@ -232,31 +233,29 @@ def test_an_object_of_a_path(object_bytes, tmp_path):
         extern.object(tmp_path / "no-such.o", FUNCTIONS)
 
 
-def test_two_objects_with_one_symbol():
-    one = small("twice", FILL.format(1), name="one.cpp")
-    two = small("twice", FILL.format(2), name="two.cpp")
-
-    def both(x):
-        return op.add(one["twice"](x), two["twice"](x))
-
-    with (
-        fx2relax.overrides({erfinv: both}),
-        pytest.raises(BuildFailure, match=r"one.cpp and two.cpp both define 'twice'"),
-    ):
-        fx2relax.from_fx(traced(), [((3,), "float32")])
-
-
-def test_two_objects_with_one_helper():
+@pytest.mark.parametrize("symbol", ["kept", "helper"])
+def test_two_objects_with_one_symbol(symbol):
     helper = 'extern "C" __attribute__((visibility("default"))) int helper() { return 1; }\n'
-    one = small("h1", FILL.format("helper()"), helper, name="one.cpp")
-    two = small("h2", FILL.format("helper()"), helper, name="two.cpp")
+    one, two = (
+        extern.source(
+            (helper if symbol == "helper" else "") + 'extern "C" '
+            f"int __tvm_ffi_{name}(void*, const void*, int, void*) {{ return {answer}; }}",
+            functions={name: ONE},
+            name=f"{file}.cpp",
+        )
+        for file, name, answer in (
+            ("one", "kept", 1),
+            ("two", "other" if symbol == "helper" else "kept", 2),
+        )
+    )
 
     def both(x):
-        return op.add(one["h1"](x), two["h2"](x))
+        x = op.reshape(x, [3])
+        return op.add(one["kept"](x), next(two[name] for name in two)(x))
 
     with (
         fx2relax.overrides({erfinv: both}),
-        pytest.raises(BuildFailure, match=r"one.cpp and two.cpp both define 'helper'"),
+        pytest.raises(BuildFailure, match=f"one.cpp and two.cpp both define '{symbol}'"),
     ):
         fx2relax.from_fx(traced(), [((3,), "float32")])
 
@@ -276,17 +275,22 @@ def test_one_object_twice_is_one(object_bytes):
 # -- the compiler -----------------------------------------------------------------------------
 
 
+def bare(answer="1", **kwargs):
+    """A source that compiles at once: what the macro makes, written out."""
+    code = f'extern "C" int __tvm_ffi_kept(void*, const void*, int, void*) {{ return {answer}; }}\n'
+    return extern.source(code, functions={"kept": ONE}, **kwargs)
+
+
 def test_source_is_compiled_once_and_kept(cache, monkeypatch):
-    assert small("kept", FILL.format(7))["kept"](torch.ones(2)).tolist() == [7, 7]
+    made = bare().file.data
     assert len(list(cache.glob("kernel-*.o"))) == 1
     monkeypatch.setattr(toolchain, "_compile", lambda *a: pytest.fail("compiled again"))
-    assert small("kept", FILL.format(7))["kept"](torch.ones(2)).tolist() == [7, 7]
+    assert bare().file.data == made
 
 
 def test_other_source_and_other_flags_are_other_objects(cache):
-    small("kept", FILL.format(1)).build()
-    small("kept", FILL.format(2)).build()
-    small("kept", FILL.format(2), flags=["-DX"]).build()
+    for source in (bare("1"), bare("2"), bare("2", flags=["-DUNUSED"])):
+        source.build()
     assert len(list(cache.glob("kernel-*.o"))) == 3
 
 
@@ -294,22 +298,23 @@ def test_a_changed_header_is_seen(cache, tmp_path):
     (tmp_path / "answer.h").write_text("#define ANSWER 1\n")
     path = tmp_path / "mine.cpp"
     path.write_text(
-        HEAD + '#include "answer.h"\n' + COPY.format(symbol="mine", body=FILL.format("ANSWER"))
+        '#include "answer.h"\n'
+        'extern "C" int __tvm_ffi_kept(void*, const void*, int, void*) { return ANSWER; }\n'
     )
-    functions = {"mine": ONE}
-    assert extern.source(path, functions=functions)["mine"](torch.ones(1)).item() == 1
+    first = extern.source(path, functions={"kept": ONE}).file.data
+    assert extern.source(path, functions={"kept": ONE}).file.data == first
     (tmp_path / "answer.h").write_text("#define ANSWER 2\n")
-    assert extern.source(path, functions=functions)["mine"](torch.ones(1)).item() == 2
+    assert extern.source(path, functions={"kept": ONE}).file.data != first
 
 
 @pytest.mark.parametrize("damage", [b"", None])
 def test_a_damaged_object_is_compiled_anew(cache, damage):
-    small("kept", FILL.format(3)).build()
+    bare().build()
     (kept,) = cache.glob("kernel-*.o")
     whole = kept.read_bytes()
     kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    assert small("kept", FILL.format(3))["kept"](torch.ones(1)).item() == 3
-    assert len(kept.read_bytes()) == len(whole)
+    assert bare().file.data == whole
+    assert kept.read_bytes() == whole
 
 
 def test_source_that_does_not_compile():
@@ -328,7 +333,7 @@ def test_no_compiler(cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
     with pytest.raises(BuildFailure, match="no C\\+\\+ compiler: set \\$CXX"):
-        small("kept").build()
+        bare().build()
 
 
 def test_no_nvcc(cache, monkeypatch):
@@ -336,12 +341,12 @@ def test_no_nvcc(cache, monkeypatch):
     for name in ("NVCC", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(BuildFailure, match="CUDA source needs nvcc"):
-        small("kept", language="cuda").build()
+        bare(language="cuda").build()
 
 
 def test_an_unknown_language():
     with pytest.raises(ValueError, match="language='rust'; it takes 'cpp' or 'cuda'"):
-        small("kept", language="rust")
+        bare(language="rust")
 
 
 def test_no_functions():
@@ -365,6 +370,7 @@ def scaled(x):
 def test_a_converter_that_calls_a_kernel(dynamic, library):
     report.reset_stats()
     options = {"on_unsupported": "raise", "library": library}
+    torch._dynamo.reset()
     with fx2relax.overrides({erfinv: scaled}):
         compiled = torch.compile(
             lambda x: (x + x).erfinv() + 1, backend="relax", dynamic=dynamic, options=options
@@ -403,14 +409,15 @@ def test_the_library_works_where_this_package_is_not(tmp_path):
     path = tmp_path / "program.so"
     path.write_bytes(library)
     script = (
-        "import sys, tvm, numpy as np\n"
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['fx2relax'] = None  # not to be found\n"
+        "import tvm, numpy as np\n"
         "from tvm import relax\n"
         f"vm = relax.VirtualMachine(tvm.runtime.load_module({str(path)!r}), tvm.cpu())\n"
         "out = tvm.runtime.empty((4, 3), 'float32')\n"
         "x = tvm.runtime.tensor(np.ones((4, 3), 'float32'))\n"
         "vm['main'](x, out)\n"
         "assert (out.numpy() == 11).all(), out\n"
-        "assert 'fx2relax' not in sys.modules and 'torch' not in sys.modules\n"
         "print('works')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -456,6 +463,7 @@ def widened_of(x):
 
 @pytest.mark.parametrize("name", ["refuse", "crash"])
 def test_a_compiled_kernel_that_raises_is_named(name):
+    torch._dynamo.reset()
     with fx2relax.overrides({erfinv: lambda x: KERNELS[name](x)}):
         compiled = torch.compile(lambda x: x.erfinv() + 1, backend="relax")
         with pytest.raises(KernelFailure, match=f"the kernel of {name} raised") as caught:
@@ -464,6 +472,7 @@ def test_a_compiled_kernel_that_raises_is_named(name):
 
 
 def test_an_error_beside_a_kernel_is_not_the_kernels():
+    torch._dynamo.reset()
     with fx2relax.overrides({erfinv: scaled}):
         compiled = torch.compile(lambda x, i: x.erfinv()[i], backend="relax")
         with pytest.raises(IndexError):
@@ -474,6 +483,7 @@ def test_a_program_with_an_object_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FX2RELAX_CACHE", "1")
     monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path))
     report.reset_stats()
+    torch._dynamo.reset()
     with fx2relax.overrides({erfinv: scaled}):
         compiled = torch.compile(lambda x: x.erfinv(), backend="relax")
         compiled(torch.ones(2, 3))
@@ -487,12 +497,13 @@ def test_a_program_with_an_object_is_not_kept(tmp_path, monkeypatch):
 def test_a_rule_that_static_sizes_break():
     with (
         fx2relax.overrides({erfinv: lambda x: KERNELS["scale"](op.sum(x, 1), 1.0)}),
-        pytest.raises(fx2relax.ImportFailure, match="has 1 axes, it takes 2"),
+        pytest.raises(ArgumentError, match="scale: argument '0' has 1 axes, it takes 2"),
     ):
         fx2relax.from_fx(traced(), [((3, 3), "float32")])
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_cuda_source_runs():
     cuda_source()["twice"](torch.ones(3, device="cuda"))
 
