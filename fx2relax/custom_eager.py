@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import programs
 from fx2relax.custom_kernels import Signature
-from fx2relax.errors import ArgumentError
+from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
 from fx2relax.runtime.program import Program
 
 # Each other number among the arguments is another program.
 _KEPT = 128
+_OPTIONS = Options(on_unsupported="raise", library="torch")
 
 
 class Compiled:
@@ -105,10 +106,20 @@ class Compiled:
             specs = [
                 InputSpec(f"x{i}", "user", n.meta["val"], position=i) for i, n in enumerate(nodes)
             ]
-            built = programs.build(graph, specs, Options(on_unsupported="raise", library="torch"))
+            built = self._compiled(graph, specs)
             if env is not None and env.guards:
                 return None
             return Program(built.imported, built.executable, calling=built.calling)
+
+    def _compiled(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> programs.Built:
+        try:
+            return programs.build(graph, specs, _OPTIONS)
+        except Fx2RelaxError:
+            raise
+        except Exception as error:
+            raise BuildFailure(
+                f"TVM could not build the kernel of {self._signature.name}: {error}"
+            ) from error
 
 
 def _key(leaves: list[Any], structure: Any, exact: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fx2relax.compat import BlockBuilder, Expr, TensorType, is_prim_expr, relax, tirx
+from fx2relax.compat import BlockBuilder, Expr, TensorType, is_prim_expr, relax, tirx, type_of
 from fx2relax.converters.common import Unsupported, dtype, emit, shape, te_call
 from fx2relax.extern import ExternFunction, Kernel
 from fx2relax.rules import Seen, match
@@ -24,6 +24,8 @@ class Signature:
     def __init__(self, name: str, schema: Any) -> None:
         self.name = name
         self.schema = schema
+        #: What a kernel is called in Relax.
+        self.hint = name.replace("::", "_").replace(".", "_")
         self.names = [a.name for a in schema.arguments]
         kinds = inspect.Parameter
         self._signature = inspect.Signature(
@@ -81,8 +83,7 @@ class InTE:
     def convert(self, signature: Signature, values: Sequence[Any]) -> Any:
         """The kernel that TE makes of it."""
         args, kwargs = signature.split(values)
-        hint = signature.name.replace("::", "_").replace(".", "_")
-        return te_call(self.function, *args, **kwargs, primfunc_name_hint=hint)
+        return te_call(self.function, *args, **kwargs, primfunc_name_hint=signature.hint)
 
 
 class InRelax:
@@ -144,7 +145,9 @@ class InTIR:
         for place, sizes in found.doubts.items():
             kind = TensorType(sizes, dtype(tensors[place]))
             tensors[place] = builder.match_cast(tensors[place], kind)
-        callee = builder.add_func(function, signature.name.replace("::", "_").replace(".", "_"))
+        # A name that is fixed would be taken by the next such kernel, or is by the graph itself.
+        function = function.without_attr("global_symbol")
+        callee = builder.add_func(function, signature.hint)
         kinds = [TensorType([*r.shape], r.dtype) for r in found.results()]
         return relax.call_tir(callee, tensors, out_ty=kinds[0] if len(kinds) == 1 else kinds)
 
@@ -167,9 +170,9 @@ def rule_of(function: Any, inputs: int) -> ExternFunction:
     Raises:
         ValueError: it has parameters that are no buffers, or none left for a result.
     """
-    if any(p not in function.buffer_map for p in function.params):
+    buffers = [type_of(p) for p in function.params]
+    if not all(hasattr(b, "shape") for b in buffers):
         raise ValueError("a PrimFunc that is a kernel takes buffers alone")
-    buffers = [function.buffer_map[p] for p in function.params]
     if len(buffers) <= inputs:
         raise ValueError(f"a PrimFunc of {len(buffers)} buffers has none for a result")
     tensors = [Tensor(tuple(_plain(s) for s in b.shape), str(b.dtype)) for b in buffers]
