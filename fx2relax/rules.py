@@ -239,10 +239,9 @@ def _bound(rule: ExternFunction, values: Sequence[Any], what: str, names: Sequen
             if isinstance(wanted, (str, tirx.Var)):
                 sizes.setdefault(wanted, size)
     for place, (arg, value) in enumerate(zip(rule.args, values, strict=True)):
-        if isinstance(arg, str) and _equal(sizes[arg], value) is False:
-            raise ArgumentError(
-                f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} {sizes[arg]}"
-            )
+        if isinstance(arg, str):
+            wrong = f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} "
+            _equal(sizes[arg], value, wrong + str(sizes[arg]))
         if isinstance(value, Seen) and isinstance(arg, Tensor):
             _check_sizes(found, place, arg, value, f"{what}: argument {names[place]!r}")
     return found
@@ -253,32 +252,35 @@ def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: st
         expected = [evaluate(size, found.sizes) for size in arg.shape]
     except KeyError as error:
         raise ArgumentError(f"{where}: the size {error} is that of a tensor left out") from None
+    wrong = (
+        f"{where} has the shape {_spelled(value.shape)}, it takes {_spelled(arg.shape)}, here "
+        f"{_spelled(expected)}"
+    )
     for size, wanted in zip(value.shape, expected, strict=True):
-        equal = _equal(size, wanted)
-        if equal is False:
-            raise ArgumentError(
-                f"{where} has the shape {_spelled(value.shape)}, it takes {_spelled(arg.shape)}"
-                f", here {_spelled(expected)}"
-            )
-        if equal is None:
+        if not _equal(size, wanted, wrong):
             found.doubts[place] = expected
 
 
 _ANALYZER = Analyzer()
 
 
-def _equal(a: Any, b: Any) -> bool | None:
-    """Whether two sizes are equal; None where TIR cannot tell before the call."""
+def _equal(a: Any, b: Any, wrong: str) -> bool:
+    """Whether two sizes are known to be equal: False where TIR cannot tell before the call.
+
+    Raises:
+        ArgumentError: (a ValueError) they are not, which `wrong` says.
+    """
     if is_prim_expr(a) or is_prim_expr(b):
         if is_prim_expr(a) and is_prim_expr(b) and a.same_as(b):
             return True
-        return True if _ANALYZER.can_prove(tirx.EQ(_prim(a), _prim(b))) else None
+        return bool(_ANALYZER.can_prove(tirx.EQ(_prim(a), _prim(b))))
     equal = a == b
     if isinstance(equal, torch.SymBool):
         # A size that depends on data is compared when it is there; others are guarded.
-        torch._check_value(equal, lambda: f"{a} and {b} are sizes that have to be equal")
-        return True
-    return bool(equal)
+        torch._check_value(equal, lambda: wrong)
+    elif not equal:
+        raise ArgumentError(wrong)
+    return True
 
 
 def _prim(size: Any) -> Any:

@@ -424,6 +424,39 @@ def test_the_library_works_where_this_package_is_not(tmp_path):
     assert done.stdout == "works\n", done.stderr
 
 
+def test_functions_take_their_objects_into_another_module():
+    one = module()
+    two = module()
+    both = tvm.IRModule({"one": one["main"], "two": two["main"]})
+    for name in ("one", "two"):
+        both[name] = both[name].with_attr("global_symbol", name)
+    assert "external_mods" not in (both.attrs or {})
+    machine = relax.VirtualMachine(pipeline.build(both, library="none"), tvm.cpu())
+    for name in ("one", "two"):
+        assert machine[name](torch.ones(2, 3)).numpy().tolist() == [[11.0] * 3] * 2
+
+
+def test_a_module_keeps_its_objects_where_work_on_weights_is_lifted():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            return x.erfinv() @ (self.w.t() + 1).t()
+
+    model = Model().eval()
+    with fx2relax.overrides({erfinv: scaled}):
+        mod = fx2relax.from_fx(torch.fx.symbolic_trace(model), [((2, 3), "float32")])
+    lowered = pipeline.lower(mod, library="none", lift_weights=True)
+    assert "main_transform_params" in {v.name_hint for v in lowered.get_global_vars()}
+    machine = relax.VirtualMachine(pipeline.assemble(lowered), tvm.cpu())
+    x = torch.randn(2, 3)
+    weights = machine["main_transform_params"]((model.w.detach(),))
+    result = torch.from_dlpack(machine["main"](x, *weights))
+    torch.testing.assert_close(result, 5 * x @ (model.w.detach() + 1))
+
+
 def as_tuple(mod):
     """The module with a function that returns a tuple of one, as `give` takes it."""
     function = mod["main"]
