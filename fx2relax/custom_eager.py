@@ -63,8 +63,11 @@ class Compiled:
         return self._program(leaves, structure, given)(*given)
 
     def _program(self, leaves: list[Any], structure: Any, tensors: list[torch.Tensor]) -> Program:
-        exact = _key(leaves, structure, exact=True)
         loose = _key(leaves, structure, exact=False)
+        found = self._programs.get(loose)
+        if found is not None:
+            return found
+        exact = _key(leaves, structure, exact=True)
         with self._lock:
             found = self._programs.get(loose)
             if found is None and loose in self._programs:  # its sizes decide what is compiled

@@ -43,6 +43,7 @@ class Kernels:
         self.name = name
         self._make = make
         self._lock = threading.RLock()
+        self._functions: dict[str, Any] = {}
         if not functions:
             raise ValueError(f"{name} needs functions: a shape rule a symbol")
         self._kernels = {n: Kernel(self, n, _table(n, rules)) for n, rules in functions.items()}
@@ -101,8 +102,11 @@ class Kernels:
 
     def function(self, symbol: str) -> Any:
         """A function of the object, in this process. Raises what `build` raises."""
-        with self._lock:
-            return self._library.get_function(symbol)
+        found = self._functions.get(symbol)
+        if found is None:
+            with self._lock:
+                found = self._functions[symbol] = self._library.get_function(symbol)
+        return found
 
 
 class Kernel:

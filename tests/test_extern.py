@@ -136,6 +136,70 @@ def test_a_kernel_that_raises(name, words):
     assert caught.value.__cause__ is not None
 
 
+SEED = (
+    HEAD
+    + """
+#include <tvm/ffi/error.h>
+namespace {
+int scalar_add(DLTensor* a, DLTensor* b, DLTensor* c) {
+  TVM_FFI_CHECK(a->ndim == 0 && b->ndim == 0 && c->ndim == 0, ValueError);
+  *static_cast<float*>(c->data) = *static_cast<float*>(a->data) + *static_cast<float*>(b->data);
+  return 0;
+}
+int test_sym(DLTensor* a, DLTensor* b, DLTensor* c) {
+  int64_t x = a->shape[0], y = a->shape[1], z = b->shape[1];
+  bool good = a->ndim == 3 && b->ndim == 3 && c->ndim == 4 && a->shape[2] == 1;
+  good = good && b->shape[0] == y && b->shape[2] == 5 && c->shape[0] == x && c->shape[1] == y;
+  TVM_FFI_CHECK(good && c->shape[2] == z && c->shape[3] == 9, ValueError);
+  for (int64_t i = 0; i < x * y * z * 9; ++i) static_cast<float*>(c->data)[i] = i;
+  return 0;
+}
+}  // namespace
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(ext_scalar_add, scalar_add);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(ext_test_sym, test_sym);
+"""
+)
+SEED_FUNCTIONS = {
+    "ext_scalar_add": ExternFunction([Tensor(()), Tensor(())], Tensor(())),
+    "ext_test_sym": ExternFunction(
+        [Tensor(("x", "y", 1)), Tensor(("y", "z", 5))], Tensor(("x", "y", "z", 9))
+    ),
+}
+
+
+@torch.fx.wrap
+def scalar_add_of(a, b):
+    return a + b
+
+
+@torch.fx.wrap
+def sizes_of(a, b):
+    return a.new_zeros(a.shape[0], a.shape[1], b.shape[1], 9)
+
+
+def test_scalars_and_sizes_that_two_tensors_show():
+    mine = extern.source(SEED, functions=SEED_FUNCTIONS)
+    a, b = torch.randn(3, 4, 1), torch.randn(4, 2, 5)
+    assert mine["ext_scalar_add"](torch.tensor(1.0), torch.tensor(2.0)).item() == 3
+    wanted = torch.arange(3 * 4 * 2 * 9.0).view(3, 4, 2, 9)
+    assert torch.equal(mine["ext_test_sym"](a, b), wanted)
+
+    def network(a, b, one, two):
+        return sizes_of(a, b) * scalar_add_of(one, two)
+
+    mod = fx2relax.from_fx(
+        torch.fx.symbolic_trace(network),
+        [(("x", "y", 1), "float32"), (("y", "z", 5), "float32"), ((), "float32"), ((), "float32")],
+        call_function_map={
+            sizes_of: mine["ext_test_sym"],
+            scalar_add_of: mine["ext_scalar_add"],
+        },
+    )
+    machine = relax.VirtualMachine(pipeline.build(mod, library="none"), tvm.cpu())
+    result = machine["main"](a, b, torch.tensor(1.0), torch.tensor(2.0))
+    assert torch.equal(torch.from_dlpack(result), wanted * 3)
+
+
 # -- rules ------------------------------------------------------------------------------------
 
 

@@ -190,7 +190,9 @@ def link(objects: Sequence[tuple[bytes, Sequence[str]]], name: str) -> bytes:
         flags = dict.fromkeys(flag for _, flags in objects for flag in flags)
         runtime = str(tvm_ffi.libinfo.find_libtvm_ffi())
         words = [*compiler_for("cpp"), "-shared", "-fPIC", *map(str, paths), runtime, *flags]
-        _run([*words, "-Wl,-z,defs", "-o", str(library)], f"{name} cannot be linked")
+        # Every symbol has to be found now, as Apple's linker sees to by itself.
+        now = ["-Wl,-z,defs"] if platform.system() == "Linux" else []
+        _run([*words, *now, "-o", str(library)], f"{name} cannot be linked")
         return library.read_bytes()
 
 
