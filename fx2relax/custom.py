@@ -18,11 +18,13 @@ from fx2relax.custom_kernels import (
 )
 from fx2relax.errors import Fx2RelaxError, KernelFailure, RegistrationError
 from fx2relax.extern import ExternFunction
-from fx2relax.rules import match, seen
+from fx2relax.rules import key_of, match, seen
 
 __all__ = ["custom_op"]
 
 Rule = ExternFunction | Sequence[ExternFunction] | Mapping[str, ExternFunction]
+# Shapes whose match with the rule is remembered.
+_REMEMBERED = 256
 
 
 def custom_op(
@@ -131,6 +133,7 @@ class _Operator:
         self.made = made
         self._kernel = kernel
         self._fake = fake
+        self._good: set[Any] = set()
         self._eager = eager
         self.rules = _rules(made, rule)
         if self.rules is None and fake is None:
@@ -149,7 +152,12 @@ class _Operator:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Eager's implementation."""
         values = self.signature.bind(args, kwargs)
-        self._match(values)
+        key = key_of(values) if self.rules is not None else None
+        if key is not None and key not in self._good:
+            self._match(values)
+            if len(self._good) >= _REMEMBERED:
+                self._good.clear()
+            self._good.add(key)
         try:
             results = self._run(args, kwargs, values)
             tensors = [results] if isinstance(results, torch.Tensor) else list(results)

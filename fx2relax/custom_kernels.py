@@ -41,6 +41,8 @@ class Signature:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """One value an argument, in the schema's order, defaults filled in."""
+        if not kwargs and len(args) == len(self.names):
+            return list(args)
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return [bound.arguments[name] for name in self.names]

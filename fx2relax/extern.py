@@ -22,7 +22,7 @@ from fx2relax.converters.common import Unsupported, emit
 from fx2relax.converters.common import dtype as dtype_of
 from fx2relax.converters.common import shape as shape_of
 from fx2relax.errors import ArgumentError, BuildFailure, KernelFailure
-from fx2relax.rules import ExternFunction, Matched, Seen, match, seen
+from fx2relax.rules import ExternFunction, Matched, Seen, key_of, match, seen
 from fx2relax.runtime import boundary, loading, toolchain
 from fx2relax.spec import Tensor
 
@@ -31,6 +31,10 @@ __all__ = ["ExternFunction", "Kernel", "Kernels", "object", "source"]
 Functions = Mapping[str, ExternFunction | Mapping[str, ExternFunction]]
 # What makes an object's bytes, with the flags that its linker needs.
 Make = Callable[[], tuple[bytes, Sequence[str]]]
+
+
+# Shapes whose match with the rule is remembered.
+_REMEMBERED = 256
 
 
 class Kernels:
@@ -124,6 +128,7 @@ class Kernel:
         self.owner = owner
         self.name = name
         self.rules = rules
+        self._matches: dict[Any, tuple[str, bool, list[Any]]] = {}
         counts = {(len(rule.args), len(rule.results)) for rule in rules.values()}
         if len(counts) != 1:
             raise ValueError(f"{name}: its symbols take and give different numbers of values")
@@ -163,22 +168,34 @@ class Kernel:
             KernelFailure: it raised.
         """
         what = what or self.name
-        symbol, found = self.matched([seen(a) for a in args], what, names)
+        symbol, single, results = self._remembered(args, what, names)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
         if any(t.device != device for t in tensors):
             raise ArgumentError(f"{what}: tensors on several devices")
-        made = [
-            torch.empty(r.shape, dtype=dtypes.to_torch(r.dtype), device=device)
-            for r in found.results()
-        ]
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in results]
         given = [boundary.ready(a) if isinstance(a, torch.Tensor) else a for a in args]
         function = self.owner.function(symbol)
         try:
             function(*given, *made)
         except Exception as error:
             raise KernelFailure.of([what], error) from error
-        return made[0] if isinstance(found.rule.ret, Tensor) else tuple(made)
+        return made[0] if single else tuple(made)
+
+    def _remembered(
+        self, args: Sequence[Any], what: str, names: Sequence[str] | None
+    ) -> tuple[str, bool, list[Any]]:
+        """The symbol, whether it has one result, and the results' shapes and dtypes."""
+        key = key_of(args)
+        known = self._matches.get(key)
+        if known is None:
+            symbol, found = self.matched([seen(a) for a in args], what, names)
+            results = [(r.shape, dtypes.to_torch(r.dtype)) for r in found.results()]
+            known = (symbol, isinstance(found.rule.ret, Tensor), results)
+            if len(self._matches) >= _REMEMBERED:
+                self._matches.clear()
+            self._matches[key] = known
+        return known
 
     def emit(self, args: Sequence[Any], what: str = "", names: Sequence[str] | None = None) -> Any:
         """Call it in the Relax function that is being imported.

@@ -6,7 +6,7 @@ or TIR expressions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -122,6 +122,18 @@ def seen(value: Any) -> Any:
         dtype = dtypes.to_tvm(value.dtype) if known else str(value.dtype).removeprefix("torch.")
         return Seen(tuple(value.shape), dtype)
     return value
+
+
+def key_of(values: Sequence[Any]) -> Any:
+    """All that a match depends on, of real tensors and numbers."""
+    return tuple(
+        [
+            (v.dtype, v.shape)
+            if isinstance(v, torch.Tensor)
+            else (type(v), v if isinstance(v, int) else None)
+            for v in values
+        ]
+    )
 
 
 class Matched:
@@ -240,8 +252,9 @@ def _bound(rule: ExternFunction, values: Sequence[Any], what: str, names: Sequen
                 sizes.setdefault(wanted, size)
     for place, (arg, value) in enumerate(zip(rule.args, values, strict=True)):
         if isinstance(arg, str):
-            wrong = f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} "
-            _equal(sizes[arg], value, wrong + str(sizes[arg]))
+            said = f"{what}: argument {names[place]!r} is {value}, and the size {arg!r} "
+            said += str(sizes[arg])
+            _equal(sizes[arg], value, lambda said=said: said)  # type: ignore[misc]
         if isinstance(value, Seen) and isinstance(arg, Tensor):
             _check_sizes(found, place, arg, value, f"{what}: argument {names[place]!r}")
     return found
@@ -252,10 +265,13 @@ def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: st
         expected = [evaluate(size, found.sizes) for size in arg.shape]
     except KeyError as error:
         raise ArgumentError(f"{where}: the size {error} is that of a tensor left out") from None
-    wrong = (
-        f"{where} has the shape {_spelled(value.shape)}, it takes {_spelled(arg.shape)}, here "
-        f"{_spelled(expected)}"
-    )
+
+    def wrong() -> str:
+        return (
+            f"{where} has the shape {_spelled(value.shape)}, it takes {_spelled(arg.shape)}, here "
+            f"{_spelled(expected)}"
+        )
+
     for size, wanted in zip(value.shape, expected, strict=True):
         if not _equal(size, wanted, wrong):
             found.doubts[place] = expected
@@ -264,7 +280,7 @@ def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: st
 _ANALYZER = Analyzer()
 
 
-def _equal(a: Any, b: Any, wrong: str) -> bool:
+def _equal(a: Any, b: Any, wrong: Callable[[], str]) -> bool:
     """Whether two sizes are known to be equal: False where TIR cannot tell before the call.
 
     Raises:
@@ -277,9 +293,9 @@ def _equal(a: Any, b: Any, wrong: str) -> bool:
     equal = a == b
     if isinstance(equal, torch.SymBool):
         # A size that depends on data is compared when it is there; others are guarded.
-        torch._check_value(equal, lambda: wrong)
+        torch._check_value(equal, wrong)
     elif not equal:
-        raise ArgumentError(wrong)
+        raise ArgumentError(wrong())
     return True
 
 
