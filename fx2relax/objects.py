@@ -99,8 +99,7 @@ def carried(mod: Any, name: str, found: dict[str, dict[str, str]]) -> Any:
 
 def held(mod: Any) -> list[ObjectFile]:
     """The objects that a module's functions carry."""
-    digests = dict.fromkeys(d for f in _functions(mod) for d in _strings(f, OBJECTS))
-    return [_known[digest] for digest in digests]
+    return [_known[digest] for digest in _digests(mod) if digest in _known]
 
 
 def operators(mod: Any) -> list[str]:
@@ -113,13 +112,17 @@ def attached(mod: Any) -> Any:
     """A module with the objects of all its functions where the linker looks for them.
 
     Raises:
-        BuildFailure: two objects define one symbol.
+        BuildFailure: two objects define one symbol, or the module comes from another process and
+            its objects do not.
     """
-    files = held(mod)
-    if not files:
-        return mod
-    check(files)
+    digests, files = _digests(mod), held(mod)
     there = list(mod.attrs.get(_LINKED, [])) if mod.attrs else []
+    if len(files) < len(digests) and not there:
+        raise BuildFailure(
+            f"the kernels of {', '.join(operators(mod))} are in objects that this process does not "
+            "have; import what defines them"
+        )
+    check(files)
     missing = [f.module for f in files if not any(f.module.same_as(m) for m in there)]
     return mod.with_attr(_LINKED, [*there, *missing]) if missing else mod
 
@@ -135,6 +138,10 @@ def check(files: Iterable[ObjectFile]) -> None:
                     f"{owner.name} and {file.name} both define "
                     f"{symbol.removeprefix('__tvm_ffi_')!r}: one library can have it once"
                 )
+
+
+def _digests(mod: Any) -> list[str]:
+    return list(dict.fromkeys(d for f in _functions(mod) for d in _strings(f, OBJECTS)))
 
 
 def _functions(mod: Any) -> Iterator[Any]:

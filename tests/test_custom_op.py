@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from extern_sources import CODE as NATIVE
 from extern_sources import kernels
 
 import fx2relax
-from fx2relax import custom_op, pipeline, report
+from fx2relax import custom_op, extern, pipeline, report
 from fx2relax.compat import op, relax, te, tirx, topi, tvm
 from fx2relax.extern import ExternFunction
 from fx2relax.spec import Tensor
@@ -278,6 +279,23 @@ def test_several_results_numbers_and_an_optional_tensor(dynamic, bias, sign):
     ):
         torch.testing.assert_close(result, wanted)
     assert_matches_eager(lambda x: SPREAD(x * 2, 3, sign=sign, bias=bias), x, dynamic=dynamic)
+
+
+def test_a_tensor_that_is_left_out_of_a_native_kernel():
+    matrix = Tensor(("n", "w"))
+    rule = ExternFunction([matrix, Tensor(("w",)), int, bool], matrix)
+    kernel = extern.source(NATIVE, functions={"widen": rule})["widen"]
+    made = custom_op(
+        "fx2relax_tests::shift",
+        kernel,
+        schema="(Tensor x, Tensor? bias=None, int k=0, *, bool negate=False) -> Tensor",
+    )
+    x, bias = torch.randn(2, 3), torch.randn(3)
+    torch.testing.assert_close(made(x), x)
+    torch.testing.assert_close(made(x, bias, negate=True), -(x + bias))
+    for dynamic in (False, True):
+        assert_matches_eager(lambda x: made(x * 2, negate=True), x, dynamic=dynamic)
+        assert_matches_eager(lambda x, b: made(x * 2, b), x, bias, dynamic=dynamic)
 
 
 def test_an_int_that_is_a_size_of_the_graph():

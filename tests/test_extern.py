@@ -500,6 +500,14 @@ def test_functions_take_their_objects_into_another_module():
         assert machine[name](torch.ones(2, 3)).numpy().tolist() == [[11.0] * 3] * 2
 
 
+def test_a_module_of_another_process_without_its_objects():
+    mod = module()
+    function = mod["main"].with_attr("fx2relax.objects", ["0" * 20])
+    alone = tvm.IRModule({"main": function})
+    with pytest.raises(BuildFailure, match="the kernels of scale are in objects that this process"):
+        pipeline.build(alone, library="none")
+
+
 def test_a_module_keeps_its_objects_where_work_on_weights_is_lifted():
     class Model(torch.nn.Module):
         def __init__(self):
