@@ -212,6 +212,7 @@ class _Operator:
             self.signature.known(values)
             return made.convert(self.signature, values)
 
+        convert.__signature__ = self.signature.python  # type: ignore[attr-defined]
         convert.__name__ = convert.__qualname__ = self.name.replace("::", "_")
         return convert
 

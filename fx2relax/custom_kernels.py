@@ -28,7 +28,8 @@ class Signature:
         self.hint = name.replace("::", "_").replace(".", "_")
         self.names = [a.name for a in schema.arguments]
         kinds = inspect.Parameter
-        self._signature = inspect.Signature(
+        #: The same as Python has it.
+        self.python = inspect.Signature(
             [
                 kinds(
                     a.name,
@@ -43,7 +44,7 @@ class Signature:
         """One value an argument, in the schema's order, defaults filled in."""
         if not kwargs and len(args) == len(self.names):
             return list(args)
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self.python.bind(*args, **kwargs)
         bound.apply_defaults()
         return [bound.arguments[name] for name in self.names]
 
