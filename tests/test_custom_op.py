@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -222,6 +223,19 @@ def test_eager_compiles_once_for_all_sizes(monkeypatch):
     made(torch.randn(5, 4).double(), torch.randn(4).double())
     made(torch.randn(5, 4), torch.randn(4), 3.0)
     assert len(built) == 5
+
+
+def test_several_threads_share_an_operator():
+    made = custom_op("fx2relax_tests::threads", in_te, rule=RULE, schema=SCHEMA)
+
+    def work(n):
+        for m in (3, 4, 5):
+            x, w = torch.randn(n, m), torch.randn(m)
+            torch.testing.assert_close(made(x, w), expected(x, w))
+        return n
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(2, 8))) == list(range(2, 8))
 
 
 def test_a_kernel_that_needs_a_size_as_a_number():
