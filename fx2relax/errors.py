@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch.fx
+if TYPE_CHECKING:  # an exported model is loaded where there is no PyTorch
+    import torch.fx
 
 REMEDY = (
     'Write one with @fx2relax.converts(...) (CONTRIBUTING.md, "Add an operator"), '
@@ -46,6 +48,14 @@ class KernelFailure(Fx2RelaxError, RuntimeError):
         """The failure of one of some operators' kernels."""
         named = " or ".join(operators)
         return cls(f"the kernel of {named} raised {type(error).__name__}: {error}".rstrip())
+
+
+class WeightError(Fx2RelaxError, ValueError):
+    """Weights that are missing, that nothing takes, or that are of another shape or dtype."""
+
+
+class ArtifactError(Fx2RelaxError):
+    """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
 
 
 class Unsupported(Fx2RelaxError):
@@ -113,6 +123,8 @@ def source_line(node: torch.fx.Node) -> str:
 
 def target_name(target: object) -> str:
     """A target's name as users know it: ``aten.add.Tensor``, ``torch.relu``, ``nn.Linear``."""
+    import torch
+
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if isinstance(target, str):

@@ -6,6 +6,8 @@ or TIR expressions.
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -18,6 +20,13 @@ from fx2relax.errors import ArgumentError
 from fx2relax.spec import Tensor
 
 _SCALARS = (int, float, bool)
+_TEXT: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _SIGNS = {
     tirx.Add: lambda a, b: a + b,
     tirx.Sub: lambda a, b: a - b,
@@ -34,8 +43,10 @@ class ExternFunction:
     """What a kernel takes and gives.
 
     Attributes:
-        args: an entry an argument: a `Tensor`; ``int``, ``float`` or ``bool``, for a scalar; or a
-            name, for an int which is the size of that name. None may be passed for a tensor.
+        args: an entry an argument: a `Tensor`, whose sizes are ints, names, text over names
+            (``"2*n + 1"``), `tirx.Var` and expressions over them; ``int``, ``float`` or ``bool``,
+            for a scalar; or a name, for an int which is the size of that name. None may be passed
+            for a tensor.
         ret: a `Tensor`, or a tuple of them for several results. Each of its sizes is an int, or
             made of sizes that the arguments show.
 
@@ -53,7 +64,7 @@ class ExternFunction:
         shown: set[Any] = set()
         for arg in self.args:
             if isinstance(arg, Tensor):
-                shown |= {s for s in arg.shape if isinstance(s, (str, tirx.Var))}
+                shown |= {s for s in arg.shape if _is_bare(s)}
             elif isinstance(arg, str):
                 shown.add(arg)
             elif arg not in _SCALARS:
@@ -248,7 +259,7 @@ def _bound(rule: ExternFunction, values: Sequence[Any], what: str, names: Sequen
                 f"{len(arg.shape)}: {_spelled(arg.shape)}"
             )
         for wanted, size in zip(arg.shape, value.shape, strict=True):
-            if isinstance(wanted, (str, tirx.Var)):
+            if _is_bare(wanted):
                 sizes.setdefault(wanted, size)
     for place, (arg, value) in enumerate(zip(rule.args, values, strict=True)):
         if isinstance(arg, str):
@@ -309,7 +320,9 @@ def evaluate(size: Any, sizes: Mapping[Any, Any]) -> Any:
         return size
     if isinstance(size, tirx.IntImm):
         return int(size.value)
-    if isinstance(size, (str, tirx.Var)):
+    if isinstance(size, str):
+        return sizes[size] if size.isidentifier() else _of_text(_parsed(size), sizes.__getitem__)
+    if isinstance(size, tirx.Var):
         return sizes[size]
     if isinstance(size, tirx.Cast):
         return evaluate(size.value, sizes)
@@ -319,7 +332,15 @@ def evaluate(size: Any, sizes: Mapping[Any, Any]) -> Any:
     return sign(evaluate(size.a, sizes), evaluate(size.b, sizes))
 
 
+def _is_bare(size: Any) -> bool:
+    return isinstance(size, tirx.Var) or (isinstance(size, str) and size.isidentifier())
+
+
 def _names(size: Any) -> list[Any]:
+    if isinstance(size, str) and not size.isidentifier():
+        found: list[Any] = []
+        _of_text(_parsed(size), lambda name: found.append(name) or 1)  # type: ignore[func-returns-value]
+        return found
     if isinstance(size, (str, tirx.Var)):
         return [size]
     if isinstance(size, tirx.Cast):
@@ -329,6 +350,24 @@ def _names(size: Any) -> list[Any]:
     if isinstance(size, (int, tirx.IntImm)):
         return []
     raise ValueError(f"a size cannot be {size!r}")
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"a size cannot be {text!r}") from None
+
+
+def _of_text(node: ast.expr, named: Callable[[str], Any]) -> Any:
+    """A size that is text over names."""
+    if isinstance(node, ast.Name):
+        return named(node.id)
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _TEXT:
+        return _TEXT[type(node.op)](_of_text(node.left, named), _of_text(node.right, named))
+    raise ValueError(f"a size is made of names and ints with + - * // %, not {ast.unparse(node)!r}")
 
 
 def _extreme(a: Any, b: Any, plain: Any, symbolic: Any, prim: Any) -> Any:

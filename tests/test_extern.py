@@ -17,6 +17,7 @@ from fx2relax.compat import op, relax, tvm
 from fx2relax.errors import ArgumentError, KernelFailure
 from fx2relax.extern import ExternFunction
 from fx2relax.object_symbols import read_symbols
+from fx2relax.rules import Seen, match, seen
 from fx2relax.runtime import toolchain
 from fx2relax.spec import Tensor
 
@@ -206,6 +207,20 @@ def test_scalars_and_sizes_that_two_tensors_show():
 def test_a_size_that_no_argument_shows():
     with pytest.raises(ValueError, match="no argument shows the size k"):
         ExternFunction([Tensor(("n",))], Tensor(("k",)))
+
+
+def test_sizes_that_are_text_over_names():
+    rule = ExternFunction([Tensor(("n",)), Tensor(("2*n + 1",))], Tensor(("n*3 // 2",)))
+    values = [seen(torch.ones(4)), seen(torch.ones(9))]
+    assert match([rule], values, "op", ["a", "b"]).results() == [Seen((6,), "float32")]
+    with pytest.raises(
+        ArgumentError, match=r"'b' has the shape \(8,\), it takes \(2\*n \+ 1,\), h"
+    ):
+        match([rule], [values[0], seen(torch.ones(8))], "op", ["a", "b"])
+    with pytest.raises(ValueError, match="no argument shows the size k"):
+        ExternFunction([Tensor(("n",))], Tensor(("2*k",)))
+    with pytest.raises(ValueError, match=r"made of names and ints with \+ - \* // %, not 'n / 2'"):
+        ExternFunction([Tensor(("n",))], Tensor(("n / 2",)))
 
 
 def test_a_rule_of_what_is_no_argument():

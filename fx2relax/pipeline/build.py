@@ -19,18 +19,19 @@ from ..runtime import native
 from .batch_norm import fold_scales
 from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
+from .cuda import cuda_code, is_cuda, lower_for_cuda
 from .fuse import fuse
 from .given import give_results
 from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
-from .lift import lift
+from .lift import lift, without_transforms
 from .masks import holds_masks
 from .own_names import with_names_apart
 from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
-from .shared import shared_library
+from .shared import Unlinked, library_or_objects, link_here, shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 
@@ -45,7 +46,8 @@ def lower(
     Args:
         mod: functions in Relax's high-level operators, `call_tir` kernels or packed calls;
             sizes static or symbolic. It is not changed.
-        target: a TVM target, its dict or its name; this machine when left out.
+        target: a TVM target, its dict or its name; this machine when left out. For CUDA, all
+            kernels are generated, whatever `library` says.
         library: "torch" sends products, convolutions, attention and dense linear algebra to
             PyTorch's kernels; "generated" sends dense linear algebra alone; "none" nothing.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
@@ -60,9 +62,11 @@ def lower(
     if library not in ("torch", "generated", "none"):
         raise ValueError(f"library must be 'torch', 'generated' or 'none', not {library!r}")
     target = as_target(target)
+    if is_cuda(target):
+        return lower_for_cuda(mod, target, lift_weights)
     with target:
         if lift_weights:
-            mod = fold_scales(mod)
+            mod = fold_scales(without_transforms(mod))
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":
@@ -142,10 +146,39 @@ def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes
     return shared_library(mod, target, NAME if checked else UNCHECKED, workers=2 - alone)
 
 
+def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
+    """Compile a module for a process that has no PyTorch.
+
+    Args:
+        lowered: what `lower` returned, for the same target and with ``library="none"``; its
+            functions keep their parameters and results.
+        target: see `lower`; it may be of another processor than this one.
+
+    Returns:
+        the bytes of a shared library; object files where there is no linker for the target.
+
+    Raises:
+        LinkError: the linker failed.
+    """
+    mod = objects.attached(_with_memory(lowered))
+    target = as_target(target)
+    if is_cuda(target):
+        return cuda_code(mod, target, _to_virtual_machine(), link_here)
+    target, alone = _own_options(mod, target)
+    with target:
+        mod = _to_virtual_machine()(mod)
+    return library_or_objects(mod, target, NAME, workers=2 - alone)
+
+
 def _ready(mod: Any, target: Any) -> tuple[Any, bool]:
-    """The target that a module is compiled for, and whether it has LLVM options of its own."""
+    """The target that a module is compiled for here, and whether it has options of its own."""
     share_threads()
     native.use()
+    return _own_options(mod, target)
+
+
+def _own_options(mod: Any, target: Any) -> tuple[Any, bool]:
+    """The target, with options of LLVM's where a module needs them, and whether it does."""
     alone = holds_masks(mod)
     target = as_target(target)
     return without_loop_vectorizer(target) if alone else target, alone

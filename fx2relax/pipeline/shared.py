@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +59,110 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
     Raises:
         LinkError: the linker failed.
     """
-    command, own = linker(), own_objects.held(mod)
-    if own:  # what a user's C++ needs at run time, its compiler knows
-        command = (*compiler_for("cpp"), "-shared", "-fPIC")
+    command = _linker_of(mod) or linker()
     if command is None:
         return None
-    flags = tuple(dict.fromkeys(flag for file in own for flag in file.link))
+    library: list[bytes] = []
+
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        # Every symbol has to be found now, and not when a kernel is first called.
+        run_linker(
+            [*command, "-o", output, *objects, _runtime(), *_flags_of(mod), "-lm", "-Wl,-z,defs"]
+        )
+        library.append(Path(output).read_bytes())
+
+    _emit(mod, target, pipeline, workers, link)
+    return library[0]
+
+
+@dataclass(frozen=True)
+class Unlinked:
+    """A program for a machine that there is no linker for.
+
+    Attributes:
+        objects: the bytes of each object file.
+        link: the command that makes a library of them there, without names of files.
+    """
+
+    objects: tuple[bytes, ...]
+    link: tuple[str, ...]
+
+
+def library_or_objects(mod: Any, target: Any, pipeline: str, workers: int) -> bytes | Unlinked:
+    """`shared_library` for a process of TVM's runtime alone, which may be another machine's.
+
+    What the library needs of TVM is found when it is loaded: it is not named in it.
+
+    Raises:
+        LinkError: the linker failed.
+    """
+    found: list[bytes] = []
+    command, known = target_linker(target)
+    own, flags = _linker_of(mod), _flags_of(mod)
+    if own is not None:  # its C++ names what it needs of TVM's FFI
+        command = own if known and _here(target) else command
+        flags = [_runtime(), *flags]
+
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        if known:
+            run_linker([*command, "-o", output, *objects, *flags, "-lm"])
+        made = [output] if known else objects
+        found.extend(Path(path).read_bytes() for path in made)
+
+    _emit(mod, target, pipeline, workers, link)
+    return found[0] if known else Unlinked(tuple(found), (*command,))
+
+
+def link_here(output: str, objects: list[str], **_: Any) -> None:
+    """Link object files of this machine's; raises a LinkError where that cannot be done."""
+    command = linker()
+    if command is None:
+        raise LinkError("there is no linker ($CC, cc, gcc, clang)")
+    run_linker([*command, "-o", output, *objects, "-lm"])
+
+
+def target_linker(target: Any) -> tuple[tuple[str, ...], bool]:
+    """The command that links objects for a target, and whether it is there."""
+    triple = str(dict(target.export()).get("mtriple", ""))
+    if _here(target):
+        command = linker()
+        return (command, True) if command is not None else (("cc", "-shared", "-fPIC"), False)
+    for words in (
+        (f"{triple}-gcc",),
+        (f"{triple}-clang",),
+        ("clang", f"--target={triple}", "-fuse-ld=lld"),
+    ):
+        lld = "-fuse-ld=lld" not in words or shutil.which("ld.lld")
+        if shutil.which(words[0]) and lld:
+            return (*words, "-shared", "-fPIC"), True
+    return (f"{triple}-gcc", "-shared", "-fPIC"), False
+
+
+def _here(target: Any) -> bool:
+    """Whether a target is a processor of this machine's kind."""
+    triple = str(dict(target.export()).get("mtriple", ""))
+    return not triple or _processor(triple) == _processor(platform.machine())
+
+
+def _linker_of(mod: Any) -> tuple[str, ...] | None:
+    """The user's C++ compiler where a module carries objects: it knows what these need."""
+    if not own_objects.held(mod):
+        return None
+    return (*compiler_for("cpp"), "-shared", "-fPIC")
+
+
+def _flags_of(mod: Any) -> list[str]:
+    """What the objects that a module carries are linked with."""
+    return list(dict.fromkeys(flag for file in own_objects.held(mod) for flag in file.link))
+
+
+def _processor(triple: str) -> str:
+    name = triple.partition("-")[0].lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def _emit(mod: Any, target: Any, pipeline: str, workers: int, link: Any) -> None:
+    """Compile a module to object files, and hand these to `link(output, objects)`."""
     executable, parts = _compiled(mod, target, pipeline)
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         objects = [str(Path(folder) / f"kernels{n}.o") for n in range(len(parts))]
@@ -76,25 +177,16 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
             for part, path in zip(parts, objects, strict=True):
                 emit(part, path)
         library = Path(folder) / "program.so"
-        executable.export_library(str(library), addons=objects, fcompile=_link(command, flags))
-        return library.read_bytes()
+        executable.export_library(str(library), addons=objects, fcompile=link)
 
 
-def _link(command: tuple[str, ...], flags: tuple[str, ...] = ()) -> Any:
-    def link(output: str, objects: list[str], **_: Any) -> None:
-        try:
-            subprocess.run(
-                # Every symbol has to be found now, and not when a kernel is first called.
-                [*command, "-o", output, *objects, _runtime(), *flags, "-lm", "-Wl,-z,defs"],
-                check=True,
-                capture_output=True,
-                timeout=120,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            text = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
-            raise LinkError(f"{command[0]} cannot link it: {text[-2000:]}") from error
-
-    return link
+def run_linker(command: Sequence[str]) -> None:
+    """Run the linker; a LinkError has what it said."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    except (OSError, subprocess.SubprocessError) as error:
+        text = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
+        raise LinkError(f"{command[0]} cannot link it: {text[-2000:]}") from error
 
 
 def _runtime() -> str:

@@ -35,3 +35,31 @@ def as_target(target: Any) -> Any:
     if target is None:
         return host_target()
     return target if isinstance(target, tvm.target.Target) else tvm.target.Target(target)
+
+
+def described(target: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A target as a saved artifact names it.
+
+    Returns:
+        its settings as JSON can spell them, with the triple of this machine where it names none,
+        and LLVM's names of the vector instructions that its code may use.
+    """
+    target = as_target(target)
+    found: dict[str, Any] = _plain(dict(target.export()))
+    if found["kind"] != "llvm":
+        return found, ()
+    found.setdefault("mtriple", str(tvm.target.codegen.llvm_get_system_triple()))
+    features = tvm.target.codegen.llvm_get_cpu_features(target)
+    # Generic code asks for nothing; avx10's names differ between LLVM and Linux.
+    used = (str(f) for f in features if str(f).startswith(("avx", "fma", "amx")))
+    return found, tuple(sorted(f for f in used if not f.startswith("avx10")))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, tvm.target.Target):
+        return _plain(dict(value.export()))
+    return [_plain(item) for item in value] if hasattr(value, "__iter__") else str(value)

@@ -1,0 +1,108 @@
+"""Several functions in one module, over one list of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import IRModule
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+#: What a module's public function is called before it has a name among others: the kernels of a
+#: function ``add`` may be called so too.
+UNNAMED = "fx2relax_unnamed"
+
+
+def merged(modules: Mapping[str, Any]) -> Any:
+    """One module of the functions of several; kernels that are equal are kept once.
+
+    Args:
+        modules: by the name that each one's public function is to have.
+    """
+    result = IRModule()
+    for name, mod in modules.items():
+        renamed = {}
+        for var, function in mod.functions_items():
+            if var.name_hint != UNNAMED:
+                renamed[var] = _placed(result, var, function, set(modules))
+        update = _Renamed(renamed)
+        for var, function in mod.functions_items():
+            if not isinstance(function, relax.Function):
+                continue
+            made = update.visit_expr(function)
+            if var in renamed:
+                result[renamed[var]] = made
+            else:
+                result[relax.GlobalVar(name)] = made.with_attr("global_symbol", name)
+    return result
+
+
+def _placed(result: Any, var: Any, function: Any, taken: set[str]) -> Any:
+    """Under which name a function is in the merged module, which has it from now on."""
+    known = {v.name_hint: v for v, _ in result.functions_items()}
+    name, count = var.name_hint, 0
+    while True:
+        if name in known and tvm_ffi.structural_equal(result[known[name]], function):
+            return known[name]
+        if name not in known and name not in taken:
+            break
+        count += 1
+        name = f"{var.name_hint}_{count}"
+    place = relax.GlobalVar(name)
+    relax.expr._update_type(place, var.ty)
+    result[place] = function
+    return place
+
+
+@mutator
+class _Renamed(PyExprMutator):  # type: ignore[misc]
+    """Calls functions by their names in the merged module."""
+
+    def __init__(self, names: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.names = names
+
+    def visit_global_var_(self, var: Any) -> Any:
+        return self.names.get(var, var)
+
+
+def with_weights(function: Any, count: int, names: Sequence[str], types: Mapping[str, Any]) -> Any:
+    """A function that takes weights which it does not read as well.
+
+    Args:
+        function: its own weights stand right of the first `count` parameters.
+        count: how many parameters are not weights.
+        names: of all weights, in order.
+        types: of those that the function may not have.
+    """
+    own = {str(p.name): p for p in function.params[count:]}
+    sizes = {str(v.name): v for v in relax.analysis.defined_symbolic_vars(function)}
+    params = [
+        own[name] if name in own else relax.Var(name, _with_own_sizes(types[name], sizes))
+        for name in names
+    ]
+    attrs = dict(function.attrs) if function.attrs is not None else {}
+    made = relax.Function(
+        [*function.params[:count], *params], function.body, function.ret_ty, function.is_pure
+    )
+    for key, value in attrs.items():
+        made = made.with_attr(key, value)
+    return made.with_attr("num_input", tvm.runtime.convert(count))
+
+
+def _with_own_sizes(ty: Any, sizes: dict[str, Any]) -> Any:
+    """A type whose sizes are the variables of one function: TVM takes none in two of them."""
+    if ty.shape is None:
+        return ty
+    return relax.TensorType([_rebuilt(size, sizes) for size in ty.shape.values], ty.dtype)
+
+
+def _rebuilt(size: Any, sizes: dict[str, Any]) -> Any:
+    if isinstance(size, tirx.Var):
+        return sizes.setdefault(str(size.name), tirx.Var(size.name, "int64"))
+    if isinstance(size, tirx.IntImm):
+        return size
+    return type(size)(_rebuilt(size.a, sizes), _rebuilt(size.b, sizes))
