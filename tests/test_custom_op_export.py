@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
         return TWICE(SCALE(self.linear(x), 0.5)).relu()
 
     def scaled(self, x):
-        return SCALE(x, 3.0)
+        return SCALE(self.linear(x), 3.0)
 
 
 def test_a_saved_export_runs_where_pytorch_is_not(tmp_path):
