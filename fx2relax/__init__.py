@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fx2relax._version import __version__
 
 if TYPE_CHECKING:
-    from fx2relax import pipeline, testing
+    from fx2relax import extern, pipeline, testing
+    from fx2relax.custom import custom_op
     from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
         ArtifactError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # Imported when they are asked for: an exported model is loaded where there is no PyTorch.
 _PLACES = {
+    "custom": ("custom_op",),
     "deploy": ("Artifact", "load"),
     "errors": (
         "ArtifactError",
@@ -48,7 +50,7 @@ _PLACES = {
     "report": ("reset_stats", "stats"),
     "spec": ("Dim", "Tensor"),
 }
-_MODULES = ("pipeline", "testing")
+_MODULES = ("extern", "pipeline", "testing")
 
 __all__ = [
     "Artifact",
@@ -67,7 +69,9 @@ __all__ = [
     "WeightError",
     "__version__",
     "converts",
+    "custom_op",
     "export",
+    "extern",
     "from_exported_program",
     "from_fx",
     "jit",

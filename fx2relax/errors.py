@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,16 @@ class BuildFailure(Fx2RelaxError):
 
 class ArgumentError(Fx2RelaxError, ValueError):
     """An argument of a compiled graph with the wrong shape, dtype, device or kind."""
+
+
+class KernelFailure(Fx2RelaxError, RuntimeError):
+    """A user's kernel raised while it ran; what it raised is the cause."""
+
+    @classmethod
+    def of(cls, operators: Sequence[str], error: Exception) -> KernelFailure:
+        """The failure of one of some operators' kernels."""
+        named = " or ".join(operators)
+        return cls(f"the kernel of {named} raised {type(error).__name__}: {error}".rstrip())
 
 
 class WeightError(Fx2RelaxError, ValueError):

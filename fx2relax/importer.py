@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import kept, routes
+from fx2relax import kept, objects, routes
 from fx2relax.accept import accept
 from fx2relax.casting import cast
 from fx2relax.compat import (
@@ -400,5 +400,7 @@ def import_graph(
         ImportFailure: a converter raised, or disagrees with PyTorch in shape or dtype.
     """
     importer = Importer(graph_module, inputs, **options)
-    with importer.symbols.active():
-        return importer.run()
+    with importer.symbols.active(), objects.collecting() as used:
+        imported = importer.run()
+    imported.mod = objects.carried(imported.mod, imported.name, used)
+    return imported

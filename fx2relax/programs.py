@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch._guards import detect_fake_mode
 
-from fx2relax import cache, pipeline, registry, report
+from fx2relax import cache, objects, pipeline, registry, report
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
 from fx2relax.graph_key import graph_key
@@ -109,6 +109,10 @@ def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Opti
             executable = _stored(store, key, said, ready, checked)
             if executable is not None:
                 return Built(imported, executable, calling, census, store, key)
+    if objects.held(ready):  # objects of the user's are linked, and only a library is
+        library = pipeline.library_code(ready, checked=checked)
+        assert library is not None
+        return Built(imported, load(library), calling, census)
     return Built(imported, pipeline.machine_code(ready, checked=checked), calling, census)
 
 

@@ -125,6 +125,12 @@ class TorchCall:
             for leaf in self.leaves
             if isinstance(leaf, Node)
         ]
+        # A float that is known only at run time is a tensor in Relax, and none to the operator.
+        self._floats = [
+            isinstance(leaf.meta.get("val"), torch.SymFloat)
+            for leaf in self.leaves
+            if isinstance(leaf, Node)
+        ]
         self._bound: list[Any] = []
         self._constants: dict[int, Any] = {}
         self._complex: set[int] = set()
@@ -189,6 +195,9 @@ class TorchCall:
         ]
         for i in self._complex:
             values[i] = torch.view_as_complex(values[i])
+        for i, number in enumerate(self._floats):
+            if number and isinstance(values[i], torch.Tensor):
+                values[i] = values[i].item()
         nodes = (
             v if layout is None else layout.given(v)
             for v, layout in zip(values, self._layouts, strict=True)

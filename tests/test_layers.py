@@ -12,8 +12,14 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
     [{"onnx_check", "onnx_sides"}],
-    [{"backend"}, {"frontend"}, {"exporting"}, {"coverage", "coverage_report", "core_calls"}],
-    [{"programs"}, {"never_slower"}],
+    [
+        {"backend"},
+        {"frontend"},
+        {"exporting"},
+        {"coverage", "coverage_report", "core_calls"},
+        {"custom", "custom_eager", "custom_kernels"},
+    ],
+    [{"programs"}, {"never_slower"}, {"extern"}],
     [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
@@ -69,6 +75,9 @@ LAYERS = [
             "options",
             "spec",
             "compat",
+            "objects",
+            "object_symbols",
+            "rules",
         },
         {"report"},
     ],

@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from fx2relax import objects
+
 from ..calling import Calling
 from ..compat import RELEASE, const_int
 from ..runtime import native
@@ -25,6 +27,7 @@ from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift, without_transforms
 from .masks import holds_masks
+from .own_names import with_names_apart
 from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
@@ -73,7 +76,8 @@ def lower(
         if lift_weights:
             mod = lift(use_channels_last(mod))
         mod = schedule_kernels(fuse(legalize(mod)), target)
-        return pack(mod) if library == "torch" else mod
+        mod = pack(mod) if library == "torch" else mod
+        return with_names_apart(mod)
 
 
 def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
@@ -118,6 +122,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
         a `relax.VMExecutable`.
     """
     target, _ = _ready(mod, target)
+    mod = objects.attached(mod)
     with target:
         pipeline = NAME if checked else UNCHECKED
         return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
@@ -134,6 +139,7 @@ def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes
         LinkError: the linker failed.
     """
     target, alone = _ready(mod, target)
+    mod = objects.attached(mod)
     with target:
         mod = _to_virtual_machine()(mod)
     # LLVM's options belong to the process: with options of its own a module is compiled alone.
@@ -154,7 +160,7 @@ def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
     Raises:
         LinkError: the linker failed.
     """
-    mod = _with_memory(lowered)
+    mod = objects.attached(_with_memory(lowered))
     target = as_target(target)
     if is_cuda(target):
         return cuda_code(mod, target, _to_virtual_machine(), link_here)

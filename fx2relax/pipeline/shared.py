@@ -21,6 +21,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from fx2relax import objects as own_objects
+
+from ..runtime.toolchain import compiler_for
+
 
 class LinkError(RuntimeError):
     """The linker could not make a library of a program."""
@@ -55,14 +59,16 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
     Raises:
         LinkError: the linker failed.
     """
-    command = linker()
+    command = _linker_of(mod) or linker()
     if command is None:
         return None
     library: list[bytes] = []
 
     def link(output: str, objects: list[str], **_: Any) -> None:
         # Every symbol has to be found now, and not when a kernel is first called.
-        run_linker([*command, "-o", output, *objects, _runtime(), "-lm", "-Wl,-z,defs"])
+        run_linker(
+            [*command, "-o", output, *objects, _runtime(), *_flags_of(mod), "-lm", "-Wl,-z,defs"]
+        )
         library.append(Path(output).read_bytes())
 
     _emit(mod, target, pipeline, workers, link)
@@ -92,10 +98,14 @@ def library_or_objects(mod: Any, target: Any, pipeline: str, workers: int) -> by
     """
     found: list[bytes] = []
     command, known = target_linker(target)
+    own, flags = _linker_of(mod), _flags_of(mod)
+    if own is not None:  # its C++ names what it needs of TVM's FFI
+        command = own if known and _here(target) else command
+        flags = [_runtime(), *flags]
 
     def link(output: str, objects: list[str], **_: Any) -> None:
         if known:
-            run_linker([*command, "-o", output, *objects, "-lm"])
+            run_linker([*command, "-o", output, *objects, *flags, "-lm"])
         made = [output] if known else objects
         found.extend(Path(path).read_bytes() for path in made)
 
@@ -114,7 +124,7 @@ def link_here(output: str, objects: list[str], **_: Any) -> None:
 def target_linker(target: Any) -> tuple[tuple[str, ...], bool]:
     """The command that links objects for a target, and whether it is there."""
     triple = str(dict(target.export()).get("mtriple", ""))
-    if not triple or _processor(triple) == _processor(platform.machine()):
+    if _here(target):
         command = linker()
         return (command, True) if command is not None else (("cc", "-shared", "-fPIC"), False)
     for words in (
@@ -126,6 +136,24 @@ def target_linker(target: Any) -> tuple[tuple[str, ...], bool]:
         if shutil.which(words[0]) and lld:
             return (*words, "-shared", "-fPIC"), True
     return (f"{triple}-gcc", "-shared", "-fPIC"), False
+
+
+def _here(target: Any) -> bool:
+    """Whether a target is a processor of this machine's kind."""
+    triple = str(dict(target.export()).get("mtriple", ""))
+    return not triple or _processor(triple) == _processor(platform.machine())
+
+
+def _linker_of(mod: Any) -> tuple[str, ...] | None:
+    """The user's C++ compiler where a module carries objects: it knows what these need."""
+    if not own_objects.held(mod):
+        return None
+    return (*compiler_for("cpp"), "-shared", "-fPIC")
+
+
+def _flags_of(mod: Any) -> list[str]:
+    """What the objects that a module carries are linked with."""
+    return list(dict.fromkeys(flag for file in own_objects.held(mod) for flag in file.link))
 
 
 def _processor(triple: str) -> str:
@@ -177,7 +205,8 @@ def _compiled(mod: Any, target: Any, pipeline: str) -> tuple[Any, list[Any]]:
     parts = [] if kernels is None else _parts(_lowered(kernels, target, pipeline))
     constants = dict(attrs.get("const_name_to_constant", {}))
     empty = _codegen(tvm.IRModule({}), target)
-    linked = relax.vm_build._ffi_api.VMLink(builder, target, empty, [], constants)
+    given = list(attrs.get("external_mods", []))
+    linked = relax.vm_build._ffi_api.VMLink(builder, target, empty, given, constants)
     return relax.VMExecutable(linked), parts
 
 

@@ -84,15 +84,22 @@ def load(
         return None
 
 
-@functools.cache
-def _compiler(language: str) -> tuple[str, ...] | None:
+def find_compiler(language: str) -> tuple[str, ...] | None:
+    """The command of the user's compiler for ``"c"`` or ``"c++"``; None where there is none."""
     variable, *names = _CANDIDATES[language]
     chosen = shlex.split(os.environ.get(variable, ""))
     for words in (chosen, *([name] for name in names)):
         if words and (found := shutil.which(words[0])):
             return (found, *words[1:])
-    _warn_missing()
     return None
+
+
+@functools.cache
+def _compiler(language: str) -> tuple[str, ...] | None:
+    found = find_compiler(language)
+    if found is None:
+        _warn_missing()
+    return found
 
 
 @functools.cache
@@ -136,7 +143,7 @@ def _key(compiler: Sequence[str], flags: Sequence[str], files: Sequence[Path]) -
 
 def _cached(stem: str, command: Sequence[str]) -> ctypes.CDLL:
     """Load a library from the cache, after compiling it if it is not there whole."""
-    folder = _folder()
+    folder = cache_folder()
     library = folder / f"{stem}.so"
     loaded = _loaded(library)
     if loaded is not None:
@@ -180,7 +187,7 @@ def _compile(command: Sequence[str], library: Path) -> None:
         digest.replace(_digest_file(library))
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
     """The cache folder, or one for this process alone where the user's cannot be written to."""
     folder = platformdirs.user_cache_path("fx2relax")
     try:

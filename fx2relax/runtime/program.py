@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 
 from fx2relax.calling import Calling
 from fx2relax.compat import RELEASE, relax, tvm
-from fx2relax.errors import ArgumentError
+from fx2relax.errors import ArgumentError, KernelFailure
 from fx2relax.imported import Imported
+from fx2relax.objects import operators
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
@@ -88,6 +90,7 @@ class _Parts:
         self.imported = imported
         self.device = device
         self._weights = weights
+        self._own = operators(imported.mod) if imported.mod is not None else []
         frozen = imported.params[imported.num_input :]
         self._constants: dict[int, Any] = {
             i: s.value for i, s in enumerate(frozen) if s.position < 0
@@ -119,7 +122,10 @@ class _Parts:
         except ArgumentError as explained:
             self._raised()
             return explained
-        return self._raised() or error
+        raised = self._raised()
+        if raised is None and self._own and _by_a_kernel(error):
+            raise KernelFailure.of(self._own, error) from error
+        return raised or error
 
     def _raised(self) -> Exception | None:
         """What an operator that runs in PyTorch raised, forgotten at once."""
@@ -138,6 +144,19 @@ class _Parts:
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
                 raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+
+
+def _by_a_kernel(error: Exception) -> bool:
+    """Whether an error came out of a function of an object, and not of a kernel's own assertion.
+
+    C++ leaves a frame of its own file; what it throws without one is an InternalError, and what it
+    is not made for a TypeError.
+    """
+    if isinstance(error, (TypeError, tvm.error.InternalError)):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    file = frames[-1][0].f_code.co_filename if frames else ""
+    return not file.endswith((".py", ".pxi", ">"))
 
 
 def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
