@@ -1,20 +1,18 @@
 """fx2relax: PyTorch models through Apache TVM's Relax.
 
-``torch.compile(model, backend="relax")`` compiles; `from_fx` imports.
+``torch.compile(model, backend="relax")`` compiles; `from_fx` imports; `export` ships.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fx2relax._version import __version__
 
-try:
-    import torch as _torch
-except ImportError:  # saved artifacts run without PyTorch
-    _torch = None  # type: ignore[assignment]
-
-if _torch is not None:
+if TYPE_CHECKING:
+    from fx2relax import deploy, pipeline, testing
+    from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
+        ArtifactError,
         BuildFailure,
         Fx2RelaxError,
         ImportFailure,
@@ -22,36 +20,78 @@ if _torch is not None:
         RegistrationError,
         Unsupported,
         UnsupportedOpError,
+        WeightError,
     )
+    from fx2relax.exporting import Exported, export, from_exported_program
     from fx2relax.frontend import from_fx
-    from fx2relax.registry import Promotion, converts, load_third_party, overrides
+    from fx2relax.registry import Promotion, converts, overrides
     from fx2relax.report import reset_stats, stats
+    from fx2relax.spec import Dim, Tensor
+
+# Imported when they are asked for: an exported model is loaded where there is no PyTorch.
+_PLACES = {
+    "deploy": ("Artifact", "load"),
+    "errors": (
+        "ArtifactError",
+        "BuildFailure",
+        "Fx2RelaxError",
+        "ImportFailure",
+        "OptionError",
+        "RegistrationError",
+        "Unsupported",
+        "UnsupportedOpError",
+        "WeightError",
+    ),
+    "exporting": ("Exported", "export", "from_exported_program"),
+    "frontend": ("from_fx",),
+    "registry": ("Promotion", "converts", "overrides"),
+    "report": ("reset_stats", "stats"),
+    "spec": ("Dim", "Tensor"),
+}
+_MODULES = ("deploy", "pipeline", "testing")
 
 __all__ = [
+    "Artifact",
+    "ArtifactError",
     "BuildFailure",
+    "Dim",
+    "Exported",
     "Fx2RelaxError",
     "ImportFailure",
     "OptionError",
     "Promotion",
     "RegistrationError",
+    "Tensor",
     "Unsupported",
     "UnsupportedOpError",
+    "WeightError",
     "__version__",
     "converts",
+    "deploy",
+    "export",
+    "from_exported_program",
     "from_fx",
     "load",
     "overrides",
+    "pipeline",
     "reset_stats",
     "stats",
+    "testing",
 ]
+
+_WHERE = {name: place for place, names in _PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        return importlib.import_module("fx2relax.deploy").load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _WHERE:
+        value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
-if _torch is not None:
-    importlib.import_module("fx2relax.converters")
-    load_third_party()
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fx2relax.runtime.heap import give_back
+
 Call = Callable[[Sequence[Any]], Any]
 
 
@@ -33,6 +35,7 @@ class Alternatives:
         self.use(name)
         if name in self._programs:
             self._programs = {name: self._programs[name]}
+            give_back()
 
     def call(self, arguments: Sequence[Any]) -> Any:
         """Run the chosen one."""

@@ -14,11 +14,18 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+)
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from fx2relax import dtypes
 from fx2relax.compat import const_int, tirx
 from fx2relax.shapes import SymbolTable
+from fx2relax.spec import Dim, Tensor
 
 _DYNAMIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -105,22 +112,33 @@ def fake_inputs(
                 f"the graph takes {expected} inputs ({', '.join(n.name for n in placeholders)}), "
                 f"and {len(tree)} were given"
             )
-        made = Inputs(_fake_mode(), SymbolTable())
+        made = Inputs(fake_mode(), SymbolTable())
         made.mode.shape_env = made.mode.shape_env or ShapeEnv()
-        leaves, made.spec = pytree.tree_flatten(tree, is_leaf=_is_pair)
-        makers = _Maker(made, _fixed_sizes(gm, leaves))
+        leaves, made.spec = pytree.tree_flatten(tree, is_leaf=is_pair)
+        makers = Maker(made, _fixed_sizes(gm, leaves))
         leaves = [makers.value(leaf) for leaf in leaves]
         paths = _paths(tree, _names(gm, placeholders, names, len(tree)))
+    _add(made, paths, leaves)
+    return made
+
+
+def add_leaves(
+    made: Inputs, tree: Sequence[Any], names: Sequence[str], leaves: Sequence[Any]
+) -> None:
+    """Note the fake values of all leaves of a tree of inputs."""
+    _add(made, _paths(tree, names), leaves)
+
+
+def _add(made: Inputs, paths: Sequence[str], leaves: Sequence[Any]) -> None:
     for index, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         if isinstance(leaf, _DYNAMIC):
             made.flat.append(leaf)
             made.names.append(path)
         else:
             made.static[index] = leaf
-    return made
 
 
-def _fake_mode() -> FakeTensorMode:
+def fake_mode() -> FakeTensorMode:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
 
@@ -152,14 +170,14 @@ def _paths(tree: Sequence[Any], names: Sequence[str]) -> list[str]:
     """A name for each leaf: ``x``, or ``x_0`` and ``x_mask`` for the parts of a nested input."""
     found: list[str] = []
     for name, value in zip(names, tree, strict=True):
-        pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=_is_pair)
+        pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=is_pair)
         for path, _leaf in pairs:
             parts = re.sub(r"\W+", "_", pytree.keystr(path)).strip("_")
             found.append(f"{name}_{parts}" if parts else name)
     return found
 
 
-def _is_pair(value: Any) -> bool:
+def is_pair(value: Any) -> bool:
     """Whether this is ``(shape, dtype)`` rather than a tuple of inputs."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         return False
@@ -173,35 +191,41 @@ def _is_pair(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, str, tirx.Var, tirx.IntImm)) and not isinstance(value, bool)
+    return isinstance(value, (int, str, Dim, tirx.Var, tirx.IntImm)) and not isinstance(value, bool)
 
 
 def _fixed_sizes(gm: fx.GraphModule, leaves: Sequence[Any]) -> set[int]:
     """The sizes of the weights and of the inputs, which a hint must not equal by accident."""
     sizes = {size for t in (*gm.parameters(), *gm.buffers()) for size in t.shape}
     for leaf in leaves:
-        shape = leaf[0] if _is_pair(leaf) else getattr(leaf, "shape", ())
+        shape = leaf[0] if is_pair(leaf) else getattr(leaf, "shape", ())
         sizes.update(s for s in shape if isinstance(s, int))
     return sizes
 
 
-class _Maker:
+class Maker:
     """Makes fake values of what the caller gave for the inputs."""
 
     def __init__(self, inputs: Inputs, avoid: set[int]) -> None:
         self.inputs = inputs
         self.hints = _hints(avoid)
         self.made: dict[Any, Any] = {}
+        #: The bounds that were said of each symbol; PyTorch's own follow what it guards on.
+        self.bounds: dict[Any, Any] = {}
+        #: What was said of sizes besides their bounds, as PyTorch's guards.
+        self.assumed: set[Any] = set()
 
     def value(self, leaf: Any) -> Any:
         mode = self.inputs.mode
         if isinstance(leaf, torch.Tensor):
             return mode.from_tensor(leaf.detach(), static_shapes=True)
-        if _is_pair(leaf):
+        if isinstance(leaf, Tensor):
+            leaf = leaf.shape, leaf.dtype
+        if is_pair(leaf):
             shape, dtype = leaf
             with mode:
-                return torch.empty([self.size(s) for s in shape], dtype=_torch_dtype(dtype))
-        if isinstance(leaf, (str, tirx.Var)):
+                return torch.empty([self.size(s) for s in shape], dtype=torch_dtype(dtype))
+        if isinstance(leaf, (str, Dim, tirx.Var)):
             return self.size(leaf)
         if leaf is None or isinstance(leaf, (bool, int, float, complex, torch.dtype, torch.device)):
             return leaf
@@ -216,20 +240,55 @@ class _Maker:
             return size
         # Variables are told apart by identity: two of one name are two sizes.
         key = size if isinstance(size, str) else ("var", hash(size), size.name)
+        var = tirx.Var(size, "int64") if isinstance(size, str) else size
+        return self.symbol(key, var)
+
+    def symbol(self, key: Any, var: Any, known: Dim | None = None) -> Any:
+        """The SymInt of a size, made on first use.
+
+        Args:
+            key: what tells sizes apart.
+            var: the TIR variable that stands for it, and has its name.
+            known: its bounds.
+        """
         if key not in self.made:
-            self.made[key] = self._symbol(size)
+            self.made[key] = self._symbol(var, known or Dim(var.name))
         return self.made[key]
 
-    def _symbol(self, size: Any) -> Any:
+    def _symbol(self, var: Any, known: Dim) -> Any:
         env: Any = self.inputs.mode.shape_env
-        name = size if isinstance(size, str) else str(size.name)
-        hint = next(self.hints)
-        source = ConstantSource(f"__size_{len(self.made)}_{name}")
-        symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-        var = tirx.Var(size, "int64") if isinstance(size, str) else size
+        hint = self._hint(known)
+        source = ConstantSource(f"__size_{len(self.made)}_{var.name}")
+        bounds = None
+        if known.min > 2 or known.max is not None:
+            # PyTorch takes no size for 0 or 1 while it traces.
+            most = known.max if known.max is not None else int_oo
+            bounds = StrictMinMaxConstraint(False, ValueRanges(max(known.min, 2), max(most, 2)))
+        symbol = env.create_symbol(
+            hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=bounds
+        )
+        self.bounds[symbol] = env.var_to_range[symbol]
         self.inputs.symbols.bind(symbol, var)
-        self.inputs.sizes[symbol] = name
-        return env.create_symintnode(symbol, hint=hint, source=source)
+        self.inputs.sizes[symbol] = str(var.name)
+        size = env.create_symintnode(symbol, hint=hint, source=source)
+        if known.multiple_of > 1:
+            said = size % known.multiple_of == 0
+            self.assumed.add(env.simplify(said.node.expr))
+            torch._check(said)
+            self.assumed.add(env.simplify(said.node.expr))
+        return size
+
+    def _hint(self, known: Dim) -> int:
+        """A size that is allowed, and that no other one equals by accident."""
+        for prime in self.hints:
+            size = prime * known.multiple_of
+            if known.max is not None and size > known.max:
+                break
+            if size >= known.min:
+                return size
+        step = known.multiple_of
+        assert known.max is not None
+        return max(known.max // step * step, 2)
 
 
 def _hints(avoid: set[int]) -> Iterator[int]:
@@ -241,7 +300,7 @@ def _hints(avoid: set[int]) -> Iterator[int]:
             yield candidate
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype:
+def torch_dtype(dtype: Any) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     return dtypes.to_torch(dtypes.as_tvm(dtype))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a saved artifact runs where there is no PyTorch, and raises these
+if TYPE_CHECKING:  # an exported model is loaded where there is no PyTorch
     import torch.fx
 
 REMEDY = (
@@ -42,6 +42,10 @@ class ArgumentError(Fx2RelaxError, ValueError):
 
 class ArtifactError(Fx2RelaxError):
     """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
+
+
+class WeightError(Fx2RelaxError, ValueError):
+    """Weights that are missing, that nothing takes, or that are of another shape or dtype."""
 
 
 class Unsupported(Fx2RelaxError):

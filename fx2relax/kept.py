@@ -24,7 +24,7 @@ import contextlib
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,8 +188,17 @@ def keep_within(gm: fx.GraphModule, converters: Mapping[Any, Converter]) -> Iter
     `fx.symbolic_trace` leaves PyTorch's own modules whole, so the graph does not show the
     ``nn.Linear`` in an ``nn.TransformerEncoderLayer`` nor the attention function it calls.
     """
-    chosen = _chosen(converters)
     called = [gm.get_submodule(str(n.target)) for n in gm.graph.nodes if n.op == "call_module"]
+    with keep_inside(called, converters) if called else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def keep_inside(
+    called: Sequence[torch.nn.Module], converters: Mapping[Any, Converter]
+) -> Iterator[None]:
+    """While modules are traced, keep the calls that they make."""
+    chosen = _chosen(converters)
     with contextlib.ExitStack() as stack:
         for module in dict.fromkeys(child for root in called for child in root.modules()):
             converter = match_module(type(module), chosen)
@@ -197,7 +206,7 @@ def keep_within(gm: fx.GraphModule, converters: Mapping[Any, Converter]) -> Iter
                 # Not by setattr: the module would refuse a method or register it.
                 vars(module)["forward"] = _kept_forward(module, converter)
                 stack.callback(vars(module).pop, "forward")
-        if chosen and called:
+        if chosen:
             stack.enter_context(_KeepFunctions(chosen))
         yield
 

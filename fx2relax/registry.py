@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import importlib.metadata
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -62,6 +64,20 @@ _watched: contextvars.ContextVar[list[Converter] | None] = contextvars.ContextVa
 )
 
 
+_loading = threading.RLock()
+_loaded = False
+
+
+def load() -> None:
+    """Import the converters that ship and those of other packages, once."""
+    global _loaded
+    with _loading:
+        if not _loaded:
+            _loaded = True
+            importlib.import_module("fx2relax.converters")
+            load_third_party()
+
+
 def kind_of(target: Target) -> str:
     """What sort of FX target this is; raises RegistrationError for what is none."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
@@ -113,6 +129,9 @@ def converts(
     table = _complex if complex_numbers else _shipped
 
     def register(function: Function) -> Function:
+        source = getattr(function, "__module__", "")
+        if not source.startswith("fx2relax.converters."):
+            load()  # so that one that ships is found, and is not put over this one later
         for target in targets:
             kind_of(target)
             if target in table and not override:
@@ -120,7 +139,6 @@ def converts(
                     f"{target_name(target)} has a converter already, from "
                     f"{table[target].source}; pass override=True to replace it"
                 )
-            source = getattr(function, "__module__", "")
             table[target] = Converter(
                 target, function, promote, promote_args, source, exact_scalars
             )
@@ -131,6 +149,7 @@ def converts(
 
 def lookup(target: Target) -> Converter | None:
     """The converter of a target: the innermost override first, then the registered one."""
+    load()
     for scope in reversed(_scopes.get()):
         if target in scope:
             return _seen(scope[target])
@@ -139,6 +158,7 @@ def lookup(target: Target) -> Converter | None:
 
 def lookup_complex(target: Target) -> Converter | None:
     """The converter of a target's calls that take or give complex tensors."""
+    load()
     return _seen(_complex.get(target)) if _hashable(target) else None
 
 
@@ -170,6 +190,7 @@ def _hashable(target: Target) -> bool:
 
 def registered() -> Mapping[Target, Converter]:
     """Every converter in force, overrides included."""
+    load()
     merged = dict(_shipped)
     for scope in _scopes.get():
         merged.update(scope)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
-    [{"backend"}, {"frontend"}, {"coverage", "coverage_report", "core_calls"}],
+    [{"backend"}, {"frontend"}, {"exporting"}, {"coverage", "coverage_report", "core_calls"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
@@ -65,6 +65,7 @@ LAYERS = [
             "upsampling",
             "whole",
             "options",
+            "spec",
             "compat",
         },
         {"report"},
@@ -72,7 +73,7 @@ LAYERS = [
     [{"errors"}, {"_version"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
-CAPTURE = {"capture_inputs"}
+CAPTURE = {"capture_inputs", "capture_method", "capture_source"}
 ALLOWED = {("pipeline", "runtime"): "the packed functions that library calls name"}
 
 

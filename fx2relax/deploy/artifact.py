@@ -111,6 +111,7 @@ def load(
     Raises:
         ArtifactError: the folder is no artifact, or one that this TVM or this machine cannot
             run, or a file of it is cut off, damaged or another one; names the file.
+        WeightError: `weights` are not those of the artifact; names all that are wrong.
     """
     place = Path(folder)
     if out not in _OUT:

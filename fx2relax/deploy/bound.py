@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fx2relax.errors import ArgumentError, ArtifactError
+from fx2relax.errors import ArgumentError, ArtifactError, WeightError
 
 from . import arrays
 from .machine import Machines
@@ -142,7 +142,7 @@ class Weights(Mapping[str, Any]):
             the missing and the unexpected names.
 
         Raises:
-            ArtifactError: names every missing and unexpected one, and every weight of another
+            WeightError: (a ValueError) names every missing and unexpected one, and every weight of another
                 shape or dtype; nothing is replaced then.
         """
         return self._replace(
@@ -185,7 +185,7 @@ class Weights(Mapping[str, Any]):
             if not problems:
                 sizes = _sizes(own, tensors, problems)
             if problems:
-                raise ArtifactError("\n  ".join([f"the weights do not fit {name}", *problems]))
+                raise WeightError("\n  ".join([f"the weights do not fit {name}", *problems]))
             self.bound = Bound(tensors, sizes)
             self._states.begin(states)
             return Incompatible(missing, unexpected)

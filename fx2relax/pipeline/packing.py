@@ -217,7 +217,11 @@ def _transform(
         params, blocks = [made], []
     else:
         made, params, blocks = result_of(before), list(before.params), list(before.body.blocks)
-    fields = {i: bind(weights[i].name, relax.TupleGetItem(made, i)) for i in (*kept, *packed)}
+    parts = _parts(made, blocks)
+    fields = {
+        i: parts[i] if parts else bind(weights[i].name, relax.TupleGetItem(made, i))
+        for i in (*kept, *packed)
+    }
     objects = []
     for i in packed:
         var, function, settings = calls.packed[weights[i]]
@@ -225,7 +229,38 @@ def _transform(
         call = _pure(function, [fields[i], *shapes], relax.AnyType())
         objects.append(bind(var.name, call))
     result = bind("result", relax.Tuple([*(fields[i] for i in kept), *objects]))
-    body = builder.normalize(relax.SeqExpr([*blocks, relax.BindingBlock(added)], result))
+    if parts:
+        blocks = [relax.DataflowBlock(_at_once(blocks[0].bindings[:-1], added))]
+    else:
+        blocks.append(relax.BindingBlock(added))
+    body = builder.normalize(relax.SeqExpr(blocks, result))
     attrs = {"global_symbol": name} if before is None else before.attrs
     function = relax.Function(params, body, result.ty)
     return function.with_attrs(attrs) if attrs else function
+
+
+def _parts(made: Any, blocks: list[Any]) -> list[Any]:
+    """The variables that a transform returns, where it is one block that ends with their tuple."""
+    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+        return []
+    last = blocks[0].bindings[-1]
+    if not isinstance(last, relax.VarBinding) or not last.var.same_as(made):
+        return []
+    fields = list(last.value.fields) if isinstance(last.value, relax.Tuple) else []
+    own = all(isinstance(f, relax.Var) for f in fields)
+    return fields if own and len(blocks[0].bindings) > 1 else []
+
+
+def _at_once(before: Any, added: list[Any]) -> list[Any]:
+    """The bindings of a transform, so that each weight is packed as soon as it is made.
+
+    What it was made of is then let go of before the next one is made.
+    """
+    *packs, result = added
+    waiting: dict[Any, list[Any]] = {}
+    for binding in packs:
+        waiting.setdefault(binding.value.args[1], []).append(binding)
+    ordered: list[Any] = []
+    for binding in before:
+        ordered += [binding, *waiting.pop(binding.var, [])]
+    return [*ordered, *(b for rest in waiting.values() for b in rest), result]

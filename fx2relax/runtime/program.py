@@ -16,6 +16,7 @@ from fx2relax.imported import Imported
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
+from fx2relax.runtime.heap import give_back
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.weights import Weights
 
@@ -54,7 +55,7 @@ class Program:
         lifted = machines.machine.module.implements_function(transform)
         calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
-        lift = (lambda given: machines.machine[transform](given)) if lifted else None
+        lift = _Transform(executable, where, transform) if lifted else None
         parts = _Parts(imported, self.device, Weights(frozen, lift))
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
         solver = Solver(imported.solved, imported.params) if imported.solved else None
@@ -169,6 +170,24 @@ class _Machines(threading.local):
         self.main = self.machine[name]
         #: Lets go of what the last call returned.
         self.release = self.machine[RELEASE]
+
+
+class _Transform:
+    """Makes what a program takes of its weights.
+
+    In a machine of its own, which goes with what it needed on the way: the pool that machines share
+    never gives memory back.
+    """
+
+    def __init__(self, executable: Any, where: Any, name: str) -> None:
+        self.executable, self.where, self.name = executable, where, name
+
+    def __call__(self, weights: Any) -> Any:
+        machine = relax.VirtualMachine(self.executable, self.where, memory_cfg="naive")
+        made = machine[self.name](weights)
+        del machine
+        give_back()
+        return made
 
 
 def _kernel(module: Any, name: str) -> Any | None:

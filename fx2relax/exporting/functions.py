@@ -1,0 +1,301 @@
+"""`export`: functions of a model as one Relax module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fx2relax import decompositions, dtypes, registry
+from fx2relax.capture import Captured, capture
+from fx2relax.capture_method import capture_method
+from fx2relax.compat import relax
+from fx2relax.errors import ImportFailure, MissingOp, UnsupportedOpError
+from fx2relax.exporting.params import Param, Params
+from fx2relax.exporting.sizes import Sizes, fixed_sizes
+from fx2relax.importer import import_graph
+from fx2relax.params import InputSpec
+from fx2relax.pipeline.functions import merged, with_weights
+from fx2relax.spec import Dim
+
+Spec = Mapping[str, Any]
+Converters = Mapping[Any, Callable[..., Any]]
+
+
+@dataclass
+class Function:
+    """One function of an export.
+
+    Attributes:
+        name: its name in the module.
+        arguments: the parameters of the Python function, in order.
+        captured: what was traced.
+        inputs: its Relax parameters that are not weights, in order.
+        sizes: whether it takes one more, a shape of the sizes that no other shows.
+        states: the names of the buffers among the inputs.
+    """
+
+    name: str
+    arguments: list[str]
+    captured: Captured
+    inputs: list[InputSpec]
+    sizes: bool
+
+    @property
+    def states(self) -> list[str]:
+        return [spec.name for spec in self.inputs if spec.kind == "state"]
+
+
+class Exported:
+    """Functions of a model over one set of weights.
+
+    Attributes:
+        mod: the Relax module. Each function is public; its attribute ``num_input`` counts the
+            parameters that are not weights, and behind them it takes every weight of `params`.
+            A buffer that any function writes to stands left of them, and its new value follows
+            what the function returns.
+        params: the weights; bound to the model's own, unless those are on the meta device.
+        functions: by name.
+        sizes: what is known of the symbolic sizes, by name.
+    """
+
+    def __init__(
+        self,
+        mod: Any,
+        params: Params,
+        functions: Mapping[str, Function],
+        sizes: Mapping[str, Dim],
+    ) -> None:
+        self.mod, self.params = mod, params
+        self.functions, self.sizes = dict(functions), dict(sizes)
+
+    def show(self) -> None:
+        """Print the module as TVMScript."""
+        self.mod.show()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.functions)
+        return f"<export of {names} over {len(self.params)} weights>"
+
+
+def export(
+    model: torch.nn.Module,
+    functions: Mapping[str, Spec | tuple[Callable[..., Any], Spec]],
+    *,
+    weights: Mapping[str, Any] | None = None,
+    call_function_map: Converters | None = None,
+    call_module_map: Converters | None = None,
+) -> Exported:
+    """Export functions of a model as one Relax module over one set of weights.
+
+    Args:
+        model: any module; it is traced as it is (call ``eval()`` first for inference) and not
+            changed. Weights on the meta device are exported without data.
+        functions: by name, the spec of the method of that name, or a function that uses the
+            model and its spec. A spec has an entry for each parameter: a tensor (its shape and
+            dtype are fixed), `Tensor`, a ``(shape, dtype)`` pair, a name or `Dim` for a
+            parameter that is a size, a Python number or None, which is built in, or lists,
+            tuples, dicts and other structures of these.
+        weights: the shapes of weights that have symbolic sizes, by name:
+            ``{"fc.weight": ("n", 4), "fc.bias": ("n",)}``. Their data are unbound.
+        call_function_map: see `from_fx`.
+        call_module_map: see `from_fx`.
+
+    Returns:
+        an `Exported`.
+
+    Raises:
+        UnsupportedOpError: operators without a route, of all functions.
+        ImportFailure: a function does not run on its spec, or works for some values of a size
+            only; the message says which, and where.
+        ValueError: a spec that does not fit its function, or sizes that contradict each other.
+    """
+    if not functions:
+        raise ValueError("there is no function to export")
+    shapes = dict(weights or {})
+    _check_shapes(model, shapes)
+    chosen = {name: _chosen(model, name, entry) for name, entry in functions.items()}
+    specs = [spec for _, spec in chosen.values()]
+    # A shape is no leaf of its own; with a dtype it is one.
+    sizes = Sizes([specs, [(tuple(shape), "float32") for shape in shapes.values()]])
+    maps = {**(call_function_map or {}), **(call_module_map or {})}
+    captures = {}
+    with registry.overrides(maps), _disable_current_modes():
+        for name, (function, spec) in chosen.items():
+            try:
+                captures[name] = capture_method(
+                    model,
+                    function,
+                    spec,
+                    sizes.maker(fixed_sizes(model, specs)),
+                    shapes=shapes,
+                    decompositions=decompositions.asking_table(halves=False),
+                    converters=registry.kept_whole(),
+                )
+            except (ImportFailure, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from error
+        return _assembled(captures, sizes.known, set(shapes), _names(model))
+
+
+def from_exported_program(program: torch.export.ExportedProgram, name: str = "main") -> Exported:
+    """Take over what `torch.export` exported.
+
+    Args:
+        program: the program.
+        name: what the function is to be called.
+
+    Returns:
+        an `Exported` with one function; the program's range constraints are its sizes' bounds.
+
+    Raises:
+        UnsupportedOpError: operators without a route.
+        ImportFailure: a converter disagrees with PyTorch.
+    """
+    with _disable_current_modes():
+        captured = capture(
+            program,
+            decompositions=decompositions.asking_table(halves=False),
+            converters=registry.kept_whole(),
+        )
+        sizes = {}
+        for symbol, bounds in program.range_constraints.items():
+            if symbol.is_Symbol:
+                most = int(bounds.upper) if bounds.upper.is_Integer else None
+                sizes[str(symbol)] = Dim(str(symbol), max(int(bounds.lower), 0), most)
+        arguments = [i.name for i in captured.inputs if i.kind == "user"]
+        return _assembled({name: (captured, arguments)}, sizes, set(), list(program.state_dict))
+
+
+def _assembled(
+    captures: Mapping[str, tuple[Captured, list[str]]],
+    sizes: Mapping[str, Dim],
+    unbound: set[str],
+    order: list[str],
+) -> Exported:
+    """Import what was captured, over one list of weights."""
+    written = {
+        i.name
+        for captured, _ in captures.values()
+        for i in captured.inputs
+        if i.mutated and i.kind != "user"
+    }
+    constants: list[InputSpec] = []
+    modules: dict[str, Any] = {}
+    functions: dict[str, Function] = {}
+    used: dict[str, InputSpec] = {}
+    missing: list[MissingOp] = []
+    for name, (captured, arguments) in captures.items():
+        specs = captured.specs()
+        for spec in specs:
+            if spec.kind == "constant":
+                spec.name = _constant(spec, constants)
+            elif spec.kind != "user" and spec.name in written:
+                spec.kind = "state"
+        try:
+            imported = import_graph(
+                captured.gm,
+                specs,
+                symbols=captured.symbols,
+                name=name,
+                on_unsupported="raise",
+                single=captured.num_outputs == 1
+                and not captured.mutations
+                and captured.out_spec == pytree.tree_structure(0),
+            )
+        except UnsupportedOpError as error:
+            missing += error.missing
+            continue
+        modules[name] = relax.transform.DeadCodeElimination([name])(imported.mod)
+        inputs = imported.params[: imported.num_input]
+        functions[name] = Function(name, arguments, captured, inputs, bool(imported.solved))
+        used |= {spec.name: spec for spec in imported.params if spec.kind != "user"}
+    if missing:
+        raise UnsupportedOpError(missing)
+    frozen = [n for n in order if n in used and n not in written]
+    frozen += [s.name for s in constants if s.name in used]
+    types: dict[str, Any] = {}
+    for name, module in modules.items():
+        for param in module[name].params:
+            types.setdefault(str(param.name), param.ty)
+    mod = merged(modules)
+    for name, function in functions.items():
+        count = len(function.inputs) + function.sizes
+        made = with_weights(mod[name], count, frozen, types)
+        mod[name] = _bounded(made, sizes)
+    params = []
+    for name in [*frozen, *[n for n in order if n in written]]:
+        spec = used[name]
+        shape = tuple(_size(s) for s in types[name].shape.values)
+        data = None if spec.value is None or spec.value.is_meta else spec.value.detach()
+        params.append(Param(name, shape, dtypes.to_tvm(spec.val.dtype), spec.kind, data))
+        if name in unbound:
+            params[-1].data = None
+    unused = {n for n in order if n not in used}
+    return Exported(mod, Params(params, unused), functions, sizes)
+
+
+def _size(size: Any) -> int | str:
+    return int(size) if hasattr(size, "value") else str(size)
+
+
+def _bounded(function: Any, sizes: Mapping[str, Dim]) -> Any:
+    """The function with the bounds of its sizes, as TVM's memory planner reads them."""
+    most = {name: dim.max for name, dim in sizes.items() if dim.max is not None}
+    return function.with_attr("tir_var_upper_bound", most) if most else function
+
+
+def _constant(spec: InputSpec, known: list[InputSpec]) -> str:
+    """The name of a constant, one for all that are equal."""
+    value = spec.value
+    assert value is not None
+    for other in known:
+        same = other.value
+        assert same is not None
+        if same is value or (
+            same.dtype == value.dtype and same.shape == value.shape and _equal(same, value)
+        ):
+            return other.name
+    spec.name = f"constant_{len(known)}"
+    known.append(spec)
+    return spec.name
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    a, b = a.detach().contiguous(), b.detach().contiguous()
+    return bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8))) if a.dim() else a is b
+
+
+def _chosen(
+    model: torch.nn.Module, name: str, entry: Any
+) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """The function that an entry of `export` means, and its spec."""
+    if not name.isidentifier():
+        raise ValueError(f"the name of a function is an identifier, not {name!r}")
+    if isinstance(entry, Mapping):
+        function = getattr(model, name, None)
+        if not callable(function):
+            raise ValueError(f"{type(model).__name__} has no method {name!r}")
+        return function, entry
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]):
+        return entry[0], entry[1]
+    raise ValueError(f"{name}: give a spec, or a function and its spec, not {entry!r}")
+
+
+def _names(model: torch.nn.Module) -> list[str]:
+    """The names of a model's weights, in ``state_dict`` order."""
+    own = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
+    return list(dict.fromkeys([*(n for n in model.state_dict() if n in set(own)), *own]))
+
+
+def _check_shapes(model: torch.nn.Module, shapes: Mapping[str, Any]) -> None:
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise ValueError(f"the model has no weight {name!r}")
+        if len(tuple(shape)) != weights[name].dim():
+            raise ValueError(f"the weight {name!r} has {weights[name].dim()} axes, not {shape}")
