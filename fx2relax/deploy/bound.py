@@ -142,8 +142,8 @@ class Weights(Mapping[str, Any]):
             the missing and the unexpected names.
 
         Raises:
-            WeightError: (a ValueError) names every missing and unexpected one, and every weight of another
-                shape or dtype; nothing is replaced then.
+            WeightError: (a ValueError) names every missing and unexpected one, and every weight
+                of another shape or dtype; nothing is replaced then.
         """
         return self._replace(
             {name: functools.partial(state_dict.__getitem__, name) for name in state_dict},
