@@ -236,6 +236,7 @@ def capture_method(
         text = inputs.with_names(str(error))
         raise ImportFailure(f"{type(error).__name__}: {text}") from error
     _refuse_narrower(inputs, maker)
+    captured.in_spec, captured.static = inputs.spec, inputs.static
     return captured, arguments.names
 
 

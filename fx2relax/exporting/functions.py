@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fx2relax import decompositions, dtypes, registry
+from fx2relax import decompositions, deploy, dtypes, registry
 from fx2relax.capture import Captured, capture
 from fx2relax.capture_method import capture_method
 from fx2relax.compat import relax
@@ -76,6 +77,14 @@ class Exported:
     def show(self) -> None:
         """Print the module as TVMScript."""
         self.mod.show()
+
+    def save(
+        self, folder: str | os.PathLike[str], *, target: Any = None, lift_weights: bool = True
+    ) -> deploy.Manifest:
+        """Compile the functions and write them as an artifact; see `saving.save`."""
+        from fx2relax.exporting.saving import save  # which knows this class
+
+        return save(self, folder, target=target, lift_weights=lift_weights)
 
     def __repr__(self) -> str:
         names = ", ".join(self.functions)

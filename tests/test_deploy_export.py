@@ -1,0 +1,130 @@
+"""Exports, saved and loaded: the same numbers as eager, from files alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fx2relax
+from fx2relax import Dim, Tensor, deploy
+
+
+class Model(nn.Module):
+    """Two projections over shared weights, a cache that is written to, and nested arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 16, bias=False)
+        self.up = nn.Linear(8, 16, bias=False)
+        self.down = nn.Linear(16, 8)
+        self.register_buffer("cache", torch.zeros(4, 8))
+        self.register_buffer("calls", torch.ones((), dtype=torch.int64))
+
+    def prefill(self, x):
+        both = torch.cat([self.gate.weight, self.up.weight])
+        gate, up = nn.functional.linear(x, both).chunk(2, -1)
+        return self.down(nn.functional.silu(gate) * up)
+
+    def decode(self, x, *, past, scale=2.0, total=None):
+        self.calls += 1
+        self.cache.copy_(torch.cat([self.cache[1:], x.reshape(-1, 8)[:1]]))
+        if total is not None:
+            total.add_(1)
+        y = self.prefill(x) * scale + past["a"][0]
+        return {"y": y, "rows": x.shape[0], "sum": (self.cache.sum(), self.calls * 1), "no": None}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+@pytest.fixture(scope="module")
+def exported(model):
+    return fx2relax.export(
+        model,
+        {
+            "prefill": {"x": Tensor((Dim("batch", 1, 16), "seq", 8))},
+            "decode": {
+                "x": Tensor((Dim("batch", 1, 16), 1, 8)),
+                "past": {"a": [Tensor((8,))]},
+                "scale": 3.0,
+                "total": Tensor((2,)),
+            },
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def artifact(exported, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "a"
+    exported.save(folder)
+    return deploy.load(folder)
+
+
+def test_an_export_runs_from_its_folder(model, artifact):
+    for batch, seq in ((1, 3), (2, 5)):
+        x = torch.randn(batch, seq, 8)
+        with torch.no_grad():
+            np.testing.assert_allclose(artifact.prefill(x.numpy()), model.prefill(x), atol=1e-5)
+    with pytest.raises(ValueError, match="'batch' is 17, and has to be at least 1 and at most 16"):
+        artifact.prefill(np.zeros((17, 1, 8), np.float32))
+
+
+def test_states_structures_and_written_arguments(model, artifact):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        for _ in range(2):
+            x, past = torch.randn(3, 1, 8), torch.randn(8)
+            total = torch.zeros(2)
+            given = np.zeros(2, np.float32)
+            with torch.no_grad():
+                wanted = model.decode(x, past={"a": [past]}, scale=3.0, total=total)
+            found = artifact.decode(x.numpy(), past={"a": [past.numpy()]}, total=given)
+            assert found.keys() == wanted.keys()
+            np.testing.assert_allclose(found["y"], wanted["y"], atol=1e-5)
+            np.testing.assert_allclose(found["sum"][0], wanted["sum"][0], atol=1e-5)
+            assert (found["rows"], int(found["sum"][1]), found["no"]) == (
+                wanted["rows"],
+                int(wanted["sum"][1]),
+                None,
+            )
+            np.testing.assert_array_equal(given, total)
+        np.testing.assert_array_equal(artifact.states["cache"], model.cache)
+        artifact.reset()
+        assert int(artifact.states["calls"]) == 1
+    finally:
+        model.load_state_dict(state)
+
+
+def test_a_cache_of_zeros_takes_no_place_in_the_file(artifact):
+    states = {state.name: state.zeros for state in artifact.manifest.states}
+    assert states == {"cache": True, "calls": False}
+    assert "cache" not in deploy.WeightFile(artifact._path / "weights.safetensors").entries
+
+
+def test_weights_of_symbolic_sizes_serve_several_widths(tmp_path):
+    class Widths(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    exported = fx2relax.export(
+        Widths(),
+        {"forward": {"x": Tensor(("rows", 4))}},
+        weights={"fc.weight": ("n", 4), "fc.bias": ("n",)},
+    )
+    exported.save(tmp_path / "a")
+    artifact = deploy.load(tmp_path / "a")
+    for width in (3, 6):
+        other = nn.Linear(4, width)
+        weights = {f"fc.{name}": value for name, value in other.state_dict().items()}
+        artifact.weights.load_state_dict(weights)
+        x = torch.randn(2, 4)
+        np.testing.assert_allclose(artifact.forward(x), other(x).detach(), atol=1e-5)
