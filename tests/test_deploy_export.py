@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
+from networks import llama
 from torch import nn
 
 import fx2relax
@@ -128,3 +132,39 @@ def test_weights_of_symbolic_sizes_serve_several_widths(tmp_path):
         artifact.weights.load_state_dict(weights)
         x = torch.randn(2, 4)
         np.testing.assert_allclose(artifact.forward(x), other(x).detach(), atol=1e-5)
+
+
+GENERATE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "sympy", "transformers"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+import fx2relax
+import subprocess
+import sys
+
+import numpy as np
+artifact = fx2relax.load(sys.argv[1])
+logits, cache = artifact.prefill(np.load(sys.argv[2]))
+found = []
+for _ in range(64):
+    found.append(logits.argmax(-1)[:, None])
+    logits, cache = artifact.decode(found[-1], cache)
+np.save(sys.argv[3], np.stack(found))
+"""
+
+
+def test_a_llama_generates_the_same_tokens_without_torch(tmp_path):
+    torch.manual_seed(0)
+    model = llama.Llama().eval()
+    ids = torch.randint(0, 211, (2, 7))
+    wanted = torch.stack(llama.greedy(model.prefill, model.decode, ids, 64))
+    fx2relax.export(model, llama.specs(model)).save(tmp_path / "a")
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    places = [str(tmp_path / name) for name in ("a", "ids.npy", "found.npy")]
+    subprocess.run([sys.executable, "-c", GENERATE, *places], check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
