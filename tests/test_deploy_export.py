@@ -134,6 +134,51 @@ def test_weights_of_symbolic_sizes_serve_several_widths(tmp_path):
         np.testing.assert_allclose(artifact.forward(x), other(x).detach(), atol=1e-5)
 
 
+def test_a_program_of_torch_export(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, pair):
+            return {"y": self.fc(x) * pair[0], "z": pair[1] + 1}
+
+    model = Scaled().eval()
+    rows = torch.export.Dim("rows", min=2, max=9)
+    given = (torch.randn(5, 4), (torch.randn(3), torch.randn(5)))
+    program = torch.export.export(model, given, dynamic_shapes=({0: rows}, (None, {0: rows})))
+    fx2relax.from_exported_program(program).save(tmp_path / "a")
+    artifact = deploy.load(tmp_path / "a")
+    x, a, b = torch.randn(4, 4), torch.randn(3), torch.randn(4)
+    with torch.no_grad():
+        wanted = model(x, (a, b))
+    found = artifact.main(x, a, b)
+    np.testing.assert_allclose(found["y"], wanted["y"], atol=1e-5)
+    np.testing.assert_array_equal(found["z"], wanted["z"])
+    with pytest.raises(ValueError, match="is 10, and has to be at least 2 and at most 9"):
+        artifact.main(torch.randn(10, 4), a, torch.randn(10))
+
+
+def test_weights_without_data(model, tmp_path):
+    with torch.device("meta"):
+        empty = Model().eval()
+    spec = {"prefill": {"x": Tensor((2, 3, 8))}}
+    exported = fx2relax.export(empty, spec)
+    exported.save(tmp_path / "a")
+    artifact = deploy.load(tmp_path / "a")
+    x = torch.randn(2, 3, 8)
+    with pytest.raises(fx2relax.ArtifactError, match="without weights"):
+        artifact.prefill(x)
+    kept = {name: value for name, value in model.state_dict().items() if name in artifact.weights}
+    artifact.weights.load_state_dict(kept)
+    with torch.no_grad():
+        np.testing.assert_allclose(artifact.prefill(x), model.prefill(x), atol=1e-5)
+    exported.params["up.weight"] = model.up.weight
+    with pytest.raises(fx2relax.WeightError, match=r"weights without data: gate\.weight"):
+        exported.save(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
 GENERATE = """
 import sys
 

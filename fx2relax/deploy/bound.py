@@ -104,6 +104,9 @@ class Weights(Mapping[str, Any]):
         array.flags.writeable = False
         return array
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._wanted
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._wanted)
 
