@@ -69,8 +69,6 @@ class Captured:
         symbols: the sizes, with the caller's `tirx.Var` or new ones named as the caller named
             them.
         shape_env: PyTorch's knowledge of the symbols: their ranges and the guards.
-        in_spec: the structure (pytree) of the list of a method's arguments; None for graphs.
-        static: leaves of that structure that are built in, by position.
     """
 
     gm: fx.GraphModule
@@ -80,8 +78,6 @@ class Captured:
     mutations: list[int]
     symbols: SymbolTable
     shape_env: Any = field(repr=False, default=None)
-    in_spec: Any = None
-    static: dict[int, Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -183,6 +184,21 @@ class _Located(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True)
+class Called:
+    """What a captured function takes.
+
+    Attributes:
+        names: of its arguments, in order.
+        spec: the structure of the list of them.
+        static: the leaves that are no inputs of the graph, by position: constants.
+    """
+
+    names: list[str]
+    spec: pytree.TreeSpec
+    static: dict[int, Any]
+
+
 def capture_method(
     model: torch.nn.Module,
     function: Callable[..., Any],
@@ -192,7 +208,7 @@ def capture_method(
     shapes: Mapping[str, Sequence[Any]],
     decompositions: Mapping[Any, Callable[..., Any]],
     converters: Mapping[Any, Converter],
-) -> tuple[Captured, list[str]]:
+) -> tuple[Captured, Called]:
     """Turn a function over a module's weights into a functional ATen graph.
 
     Args:
@@ -206,7 +222,7 @@ def capture_method(
         converters: those of functions, methods and modules, whose calls stay whole.
 
     Returns:
-        the graph, and the names of the function's parameters in its order.
+        the graph, and what the function takes.
 
     Raises:
         ImportFailure: the function does not run on these inputs, or works only for some values of
@@ -228,7 +244,7 @@ def capture_method(
 
     source = MethodSource(model, function, arguments, weight)
     try:
-        with keep_inside([model], converters), _exporting():
+        with keep_inside([model], converters), _exporting(inputs.mode.shape_env):
             captured = trace(source, inputs, decompositions)
     except Fx2RelaxError:
         raise
@@ -236,15 +252,23 @@ def capture_method(
         text = inputs.with_names(str(error))
         raise ImportFailure(f"{type(error).__name__}: {text}") from error
     _refuse_narrower(inputs, maker)
-    captured.in_spec, captured.static = inputs.spec, inputs.static
-    return captured, arguments.names
+    assert inputs.spec is not None
+    return captured, Called(arguments.names, inputs.spec, dict(inputs.static))
 
 
 @contextlib.contextmanager
-def _exporting() -> Iterator[None]:
+def _exporting(env: Any) -> Iterator[None]:
     """Let models see that they are traced, as they do under `torch.export`."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
+    select = torch._C._select_conv_backend
+
+    def unguarded(*args: Any, **kwargs: Any) -> Any:
+        # Which of its kernels PyTorch would take for so many images is nothing to ours.
+        with env.suppress_guards():
+            return select(*args, **kwargs)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch._C, "_select_conv_backend", unguarded))
         for flag in flags:
             if hasattr(torch.compiler, flag):
                 stack.enter_context(mock.patch.object(torch.compiler, flag, True))
@@ -264,7 +288,7 @@ def _refuse_narrower(inputs: Inputs, maker: Maker) -> None:
         symbols = expr.free_symbols & set(inputs.sizes)
         if not symbols or bound_sympy(expr, maker.bounds).lower is sympy.true:
             continue
-        if _of_one(guard):
+        if _idle(guard):
             continue
         names = ", ".join(sorted(inputs.sizes[s] for s in symbols))
         raise ImportFailure(
@@ -275,8 +299,11 @@ def _refuse_narrower(inputs: Inputs, maker: Maker) -> None:
         )
 
 
-def _of_one(guard: Any) -> bool:
-    """Whether PyTorch itself asks if a size is 0 or 1, which it takes none for while it traces."""
+def _idle(guard: Any) -> bool:
+    """Whether a guard changes nothing.
+
+    PyTorch itself asks if a size is 0 or 1, which it takes none for while it traces.
+    """
     place = getattr(guard.sloc.framework_loc, "filename", "")
     asked = isinstance(guard.expr, (sympy.Ne, sympy.Gt)) and guard.expr.rhs in (0, 1)
     asked |= isinstance(guard.expr, sympy.Ge) and guard.expr.rhs in (1, 2)

@@ -40,12 +40,12 @@ class ArgumentError(Fx2RelaxError, ValueError):
     """An argument of a compiled graph with the wrong shape, dtype, device or kind."""
 
 
-class ArtifactError(Fx2RelaxError):
-    """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
-
-
 class WeightError(Fx2RelaxError, ValueError):
     """Weights that are missing, that nothing takes, or that are of another shape or dtype."""
+
+
+class ArtifactError(Fx2RelaxError):
+    """A saved artifact that cannot be written, read or run here; names the file and the remedy."""
 
 
 class Unsupported(Fx2RelaxError):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from fx2relax.converters.complex_parts import _ALIKE
 from torch import nn
 
 import fx2relax
+from fx2relax.converters.complex_parts import _ALIKE
 from fx2relax.registry import lookup, lookup_complex
 from fx2relax.testing import assert_matches_eager
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import unconverted  # noqa: F401  registers its operators
-from fx2relax.converters.common import te_call
 from torch import fx, nn
 
 import fx2relax
 from fx2relax.compat import op, relax, te, tirx, topi, tvm
+from fx2relax.converters.common import te_call
 from fx2relax.pipeline import build
 
 

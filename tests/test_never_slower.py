@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from fx2relax.converters.common import te, te_call, tirx
 
 import fx2relax
 from fx2relax import never_slower
 from fx2relax.alternatives import Alternatives
+from fx2relax.converters.common import te, te_call, tirx
 from fx2relax.never_slower import Contest, Verdicts, verdict
 
 aten = torch.ops.aten

@@ -6,11 +6,11 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from fx2relax.converters.common import const
 
 import fx2relax
 from fx2relax import registry
 from fx2relax.compat import op
+from fx2relax.converters.common import const
 from fx2relax.registry import converts, lookup, overrides
 from fx2relax.testing import assert_matches_eager
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,19 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fx2relax import decompositions, deploy, dtypes, registry
+from fx2relax import decompositions, dtypes, registry
 from fx2relax.capture import Captured, capture
-from fx2relax.capture_method import capture_method
+from fx2relax.capture_method import Called, capture_method
 from fx2relax.compat import relax
 from fx2relax.errors import ImportFailure, MissingOp, UnsupportedOpError
+from fx2relax.exporting.artifact import Built, build
 from fx2relax.exporting.params import Param, Params
-from fx2relax.exporting.sizes import Sizes, fixed_sizes
+from fx2relax.exporting.sizes import Sizes, fixed_sizes, shape_text
 from fx2relax.importer import import_graph
+from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
-from fx2relax.pipeline.functions import merged, with_weights
+from fx2relax.pipeline import Shared, lift_weights
+from fx2relax.pipeline.functions import UNNAMED, merged, with_weights
 from fx2relax.spec import Dim
 
 Spec = Mapping[str, Any]
@@ -33,16 +36,18 @@ class Function:
 
     Attributes:
         name: its name in the module.
-        arguments: the parameters of the Python function, in order.
+        called: what the Python function takes.
         captured: what was traced.
+        outputs: how what it returns is made of the Relax function's results.
         inputs: its Relax parameters that are not weights, in order.
         sizes: whether it takes one more, a shape of the sizes that no other shows.
         states: the names of the buffers among the inputs.
     """
 
     name: str
-    arguments: list[str]
+    called: Called
     captured: Captured
+    outputs: list[OutputSpec]
     inputs: list[InputSpec]
     sizes: bool
 
@@ -73,18 +78,50 @@ class Exported:
     ) -> None:
         self.mod, self.params = mod, params
         self.functions, self.sizes = dict(functions), dict(sizes)
+        #: What `lift` has moved; None before.
+        self.lifted: Shared | None = None
 
     def show(self) -> None:
         """Print the module as TVMScript."""
         self.mod.show()
 
-    def save(
-        self, folder: str | os.PathLike[str], *, target: Any = None, lift_weights: bool = True
-    ) -> deploy.Manifest:
-        """Compile the functions and write them as an artifact; see `saving.save`."""
-        from fx2relax.exporting.saving import save  # which knows this class
+    def lift(self, shared: bool | Sequence[str] = True) -> Exported:
+        """Move work on weights alone out of the functions, to be done once.
 
-        return save(self, folder, target=target, lift_weights=lift_weights)
+        Args:
+            shared: True moves what all functions do into one function ``transform_params``, a list
+                of names what the named ones do; False moves all that each function does into a
+                ``<name>_transform_params`` of its own.
+
+        Returns:
+            another export over the same weights; its `lifted` says what was moved, and what was
+            not and why.
+
+        Raises:
+            ValueError: there is no function of a name.
+        """
+        found = lift_weights(self.mod, shared)
+        made = Exported(found.mod, self.params, self.functions, self.sizes)
+        made.lifted = found
+        return made
+
+    def build(self, target: Any = None) -> Built:
+        """Compile all functions, with generated kernels alone.
+
+        Args:
+            target: a TVM target, its dict or its name; this machine when left out.
+
+        Returns:
+            a library that can be saved.
+
+        Raises:
+            BuildFailure: TVM cannot compile a function.
+        """
+        return build(self, target)
+
+    def save(self, folder: str | os.PathLike[str], target: Any = None) -> None:
+        """`build`, then `Built.save`."""
+        self.build(target).save(folder)
 
     def __repr__(self) -> str:
         names = ", ".join(self.functions)
@@ -147,7 +184,7 @@ def export(
                 )
             except (ImportFailure, ValueError) as error:
                 raise type(error)(f"{name}: {error}") from error
-        return _assembled(captures, sizes.known, set(shapes), _names(model))
+        return _assembled(captures, sizes.known, set(shapes), _names(model), _aliases(model))
 
 
 def from_exported_program(program: torch.export.ExportedProgram, name: str = "main") -> Exported:
@@ -175,15 +212,17 @@ def from_exported_program(program: torch.export.ExportedProgram, name: str = "ma
             if symbol.is_Symbol:
                 most = int(bounds.upper) if bounds.upper.is_Integer else None
                 sizes[str(symbol)] = Dim(str(symbol), max(int(bounds.lower), 0), most)
-        arguments = [i.name for i in captured.inputs if i.kind == "user"]
-        return _assembled({name: (captured, arguments)}, sizes, set(), list(program.state_dict))
+        names = [i.name for i in captured.inputs if i.kind == "user"]
+        called = Called(names, pytree.tree_structure(names), {})
+        return _assembled({name: (captured, called)}, sizes, set(), list(program.state_dict), set())
 
 
 def _assembled(
-    captures: Mapping[str, tuple[Captured, list[str]]],
+    captures: Mapping[str, tuple[Captured, Called]],
     sizes: Mapping[str, Dim],
     unbound: set[str],
     order: list[str],
+    aliases: set[str],
 ) -> Exported:
     """Import what was captured, over one list of weights."""
     written = {
@@ -197,7 +236,7 @@ def _assembled(
     functions: dict[str, Function] = {}
     used: dict[str, InputSpec] = {}
     missing: list[MissingOp] = []
-    for name, (captured, arguments) in captures.items():
+    for name, (captured, called) in captures.items():
         specs = captured.specs()
         for spec in specs:
             if spec.kind == "constant":
@@ -209,7 +248,7 @@ def _assembled(
                 captured.gm,
                 specs,
                 symbols=captured.symbols,
-                name=name,
+                name=UNNAMED,
                 on_unsupported="raise",
                 single=captured.num_outputs == 1
                 and not captured.mutations
@@ -218,17 +257,19 @@ def _assembled(
         except UnsupportedOpError as error:
             missing += error.missing
             continue
-        modules[name] = relax.transform.DeadCodeElimination([name])(imported.mod)
+        modules[name] = relax.transform.DeadCodeElimination([UNNAMED])(imported.mod)
         inputs = imported.params[: imported.num_input]
-        functions[name] = Function(name, arguments, captured, inputs, bool(imported.solved))
+        functions[name] = Function(
+            name, called, captured, imported.outputs, inputs, bool(imported.solved)
+        )
         used |= {spec.name: spec for spec in imported.params if spec.kind != "user"}
     if missing:
         raise UnsupportedOpError(missing)
     frozen = [n for n in order if n in used and n not in written]
     frozen += [s.name for s in constants if s.name in used]
     types: dict[str, Any] = {}
-    for name, module in modules.items():
-        for param in module[name].params:
+    for module in modules.values():
+        for param in module[UNNAMED].params:
             types.setdefault(str(param.name), param.ty)
     mod = merged(modules)
     for name, function in functions.items():
@@ -238,17 +279,13 @@ def _assembled(
     params = []
     for name in [*frozen, *[n for n in order if n in written]]:
         spec = used[name]
-        shape = tuple(_size(s) for s in types[name].shape.values)
+        shape = shape_text(types[name])
         data = None if spec.value is None or spec.value.is_meta else spec.value.detach()
         params.append(Param(name, shape, dtypes.to_tvm(spec.val.dtype), spec.kind, data))
         if name in unbound:
             params[-1].data = None
-    unused = {n for n in order if n not in used}
+    unused = {n for n in order if n not in used} | aliases
     return Exported(mod, Params(params, unused), functions, sizes)
-
-
-def _size(size: Any) -> int | str:
-    return int(size) if hasattr(size, "value") else str(size)
 
 
 def _bounded(function: Any, sizes: Mapping[str, Dim]) -> Any:
@@ -299,6 +336,15 @@ def _names(model: torch.nn.Module) -> list[str]:
     """The names of a model's weights, in ``state_dict`` order."""
     own = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
     return list(dict.fromkeys([*(n for n in model.state_dict() if n in set(own)), *own]))
+
+
+def _aliases(model: torch.nn.Module) -> set[str]:
+    """Second names of tied weights."""
+    every = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name for name, _ in every} - set(_names(model))
 
 
 def _check_shapes(model: torch.nn.Module, shapes: Mapping[str, Any]) -> None:

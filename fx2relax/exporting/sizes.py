@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from fx2relax.capture_inputs import Inputs, Maker, is_pair
-from fx2relax.compat import const_int, tirx
+from fx2relax.compat import const_int, shape_values, tirx
 from fx2relax.spec import Dim, Tensor
 
 _TEXT: dict[type, Callable[[Any, Any], Any]] = {
@@ -26,6 +26,13 @@ _EXPRESSIONS: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Mul: lambda a, b: a * b,
     tirx.FloorDiv: lambda a, b: a // b,
     tirx.FloorMod: lambda a, b: a % b,
+}
+_SIGNS: dict[type, str] = {
+    tirx.Add: "+",
+    tirx.Sub: "-",
+    tirx.Mul: "*",
+    tirx.FloorDiv: "//",
+    tirx.FloorMod: "%",
 }
 
 
@@ -123,6 +130,26 @@ def fixed_sizes(model: torch.nn.Module, specs: Any) -> set[int]:
         shape = leaf[0] if is_pair(leaf) else getattr(leaf, "shape", ())
         found.update(s for s in shape if isinstance(s, int))
     return found
+
+
+def shape_text(ty: Any) -> tuple[int | str, ...]:
+    """The sizes of a Relax tensor or shape type: ints, and text over the names of variables."""
+    return tuple(v if isinstance(v, int) else size_text(v) for v in shape_values(ty) or ())
+
+
+def size_text(size: Any) -> str:
+    """A TIR expression as Python's text."""
+    if isinstance(size, tirx.Var):
+        return str(size.name)
+    if isinstance(size, tirx.IntImm):
+        return str(int(size.value))
+    if isinstance(size, (tirx.Max, tirx.Min)):
+        function = "max" if isinstance(size, tirx.Max) else "min"
+        return f"{function}({size_text(size.a)}, {size_text(size.b)})"
+    sign = _SIGNS.get(type(size))
+    if sign is None:
+        raise ValueError(f"a size is made with + - * // % max min, not {size}")
+    return f"({size_text(size.a)} {sign} {size_text(size.b)})"
 
 
 def _is_expr(size: Any) -> bool:

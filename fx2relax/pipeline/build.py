@@ -23,7 +23,7 @@ from .given import give_results
 from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
-from .lift import lift
+from .lift import lift, without_transforms
 from .masks import holds_masks
 from .packing import pack
 from .products import use_contractions
@@ -63,7 +63,7 @@ def lower(
         return lower_for_cuda(mod, target, lift_weights)
     with target:
         if lift_weights:
-            mod = fold_scales(mod)
+            mod = fold_scales(without_transforms(mod))
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":

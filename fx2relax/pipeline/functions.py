@@ -11,24 +11,32 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+#: What a module's public function is called before it has a name among others: the kernels of a
+#: function ``add`` may be called so too.
+UNNAMED = "fx2relax_unnamed"
+
 
 def merged(modules: Mapping[str, Any]) -> Any:
     """One module of the functions of several; kernels that are equal are kept once.
 
     Args:
-        modules: by the name of the public function that each was made for.
+        modules: by the name that each one's public function is to have.
     """
     result = IRModule()
     for name, mod in modules.items():
         renamed = {}
         for var, function in mod.functions_items():
-            if isinstance(function, tirx.PrimFunc) or var.name_hint != name:
+            if var.name_hint != UNNAMED:
                 renamed[var] = _placed(result, var, function, set(modules))
         update = _Renamed(renamed)
         for var, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                place = renamed.get(var) or relax.GlobalVar(name)
-                result[place] = update.visit_expr(function)
+            if not isinstance(function, relax.Function):
+                continue
+            made = update.visit_expr(function)
+            if var in renamed:
+                result[renamed[var]] = made
+            else:
+                result[relax.GlobalVar(name)] = made.with_attr("global_symbol", name)
     return result
 
 
@@ -89,7 +97,12 @@ def _with_own_sizes(ty: Any, sizes: dict[str, Any]) -> Any:
     """A type whose sizes are the variables of one function: TVM takes none in two of them."""
     if ty.shape is None:
         return ty
-    found = {v for size in ty.shape.values for v in tirx.analysis.undefined_vars(size)}
-    own = {v: sizes.setdefault(str(v.name), tirx.Var(v.name, "int64")) for v in found}
-    values = [tirx.stmt_functor.substitute(size, own) for size in ty.shape.values]
-    return relax.TensorType(values, ty.dtype)
+    return relax.TensorType([_rebuilt(size, sizes) for size in ty.shape.values], ty.dtype)
+
+
+def _rebuilt(size: Any, sizes: dict[str, Any]) -> Any:
+    if isinstance(size, tirx.Var):
+        return sizes.setdefault(str(size.name), tirx.Var(size.name, "int64"))
+    if isinstance(size, tirx.IntImm):
+        return size
+    return type(size)(_rebuilt(size.a, sizes), _rebuilt(size.b, sizes))

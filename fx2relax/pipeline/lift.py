@@ -22,6 +22,12 @@ from .flow import CALLBACKS
 PACKS = "fx2relax.packs"
 #: What `LiftTransformParams` adds to a function's name for the transform of its weights.
 TRANSFORM = "_transform_params"
+#: The name of a transform of the weights of several functions.
+SHARED = "transform_params"
+#: The attribute of a transform: the names of the functions whose weights it makes.
+TRANSFORMS = "fx2relax.transforms"
+# What a transform is called to which another one was added.
+_FIRST = "_first_transform"
 
 
 def lift(mod: Any) -> Any:
@@ -38,7 +44,7 @@ def lift(mod: Any) -> Any:
         the module, with a transform function (one tuple of weights in, one tuple out) for each
         function that gave something up; the function then takes the transform's results.
     """
-    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod = relax.transform.CanonicalizeBindings()(_set_aside(mod))
     mod = relax.transform.EliminateCommonSubexpr()(mod)
     held = IRModule(dict(mod.functions_items()))
     lifted_any = False
@@ -47,9 +53,57 @@ def lift(mod: Any) -> Any:
             found = _Holder(mod, function)
             held[name] = found.hold()
             lifted_any = lifted_any or found.lifts
-    if not lifted_any:
-        return mod
-    return relax.transform.DeadCodeElimination()(relax.transform.LiftTransformParams()(held))
+    if lifted_any:
+        mod = relax.transform.LiftTransformParams()(held)
+        mod = relax.transform.DeadCodeElimination()(mod)
+    return _called_again(mod)
+
+
+def is_transform(name: str, function: Any) -> bool:
+    """Whether a function makes weights for others."""
+    attrs = function.attrs
+    return name.endswith(TRANSFORM) or (attrs is not None and TRANSFORMS in attrs)
+
+
+def without_transforms(mod: Any) -> Any:
+    """Let nothing take the transforms that a module has already for functions with weights."""
+    marked = {
+        name: function
+        for name, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and function.attrs is not None
+        and TRANSFORMS in function.attrs
+        and "num_input" in function.attrs
+    }
+    if marked:
+        mod = mod.clone()
+        for name, function in marked.items():
+            mod[name] = function.without_attr("num_input")
+    return mod
+
+
+def _set_aside(mod: Any) -> Any:
+    """Another name for each transform whose own one a further transform may need."""
+    return _renamed(mod, TRANSFORM, _FIRST)
+
+
+def _called_again(mod: Any) -> Any:
+    """The old name of each transform to which no other was added."""
+    return _renamed(mod, _FIRST, TRANSFORM)
+
+
+def _renamed(mod: Any, ending: str, other: str) -> Any:
+    names = {name.name_hint for name in mod.get_global_vars()}
+    for name, function in list(mod.functions_items()):
+        hint = name.name_hint
+        if not isinstance(function, relax.Function) or not hint.endswith(ending):
+            continue
+        new = hint.removesuffix(ending) + other
+        if function.attrs is not None and TRANSFORMS in function.attrs and new not in names:
+            mod = mod.clone()
+            del mod[hint]
+            mod[new] = function.with_attr("global_symbol", new)
+    return mod
 
 
 def _has_weights(function: Any) -> bool:

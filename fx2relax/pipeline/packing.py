@@ -24,7 +24,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from ..runtime import native
 from .flow import bindings, dtype_of, name_of, result_of, sizes_of
 from .library import PREFIX
-from .lift import TRANSFORM
+from .lift import TRANSFORM, is_transform
 
 #: Up to as many rows, a product is faster in the helper's own kernel than in the library.
 FEW_ROWS = 16
@@ -55,7 +55,7 @@ def pack(mod: Any) -> Any:
         return mod
     mod = mod.clone()
     for name, func in list(mod.functions_items()):
-        if not isinstance(func, relax.Function) or name.name_hint.endswith(TRANSFORM):
+        if not isinstance(func, relax.Function) or is_transform(name.name_hint, func):
             continue
         calls = _Calls(mod, func)
         if not calls.useful:

@@ -13,14 +13,14 @@ from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..compat import TensorType, Var, type_of
-from .lift import TRANSFORM
+from .lift import is_transform
 
 
 def own_results(mod: Any) -> Any:
     """Copy what a function returns and has not computed; transforms of weights keep theirs."""
     rewriter = _Owner(mod)
     for name, function in list(mod.functions_items()):
-        if not isinstance(function, relax.Function) or name.name_hint.endswith(TRANSFORM):
+        if not isinstance(function, relax.Function) or is_transform(name.name_hint, function):
             continue
         rewriter.builder_.update_func(name, rewriter.own(function))
     return rewriter.builder_.get()

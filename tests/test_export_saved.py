@@ -1,0 +1,230 @@
+"""Exports run from saved folders, in a process that has no PyTorch, as eager does."""
+
+import numpy as np
+import pytest
+import torch
+from exported import called_without_torch
+from networks import NETWORKS
+from networks.llama import Llama, greedy, specs
+
+import fx2relax
+from fx2relax import Tensor
+
+
+def close(found, eager, exact):
+    """Whether results are within 4 times eager's own distance from float64, plus 1e-6."""
+    for ours, theirs, true in zip(found, eager, exact, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        bound = 4 * (theirs - true).abs().max() + 1e-6 * true.abs().max()
+        assert (ours - true).abs().max() <= bound
+
+
+def flat(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def compare(folder, model, functions, calls):
+    """Export, save, call without PyTorch, and compare."""
+    fx2relax.export(model, functions).save(folder)
+    chosen = {n: f[0] if isinstance(f, tuple) else getattr(model, n) for n, f in functions.items()}
+    with torch.no_grad():
+        eager = [flat(chosen[name](**given)) for name, given in calls]
+        model.double()
+        wide = [
+            {n: t.double() if t.is_floating_point() else t for n, t in g.items()} for _, g in calls
+        ]
+        exact = [flat(chosen[name](**given)) for (name, _), given in zip(calls, wide, strict=True)]
+        model.float()
+    for found, theirs, true in zip(called_without_torch(folder, calls), eager, exact, strict=True):
+        close(found, theirs, true)
+
+
+def test_resnet(tmp_path):
+    model, (image,), _ = NETWORKS["resnet18"].build()
+    spec = {"x": Tensor(("batch", *image.shape[1:]))}
+    calls = [("forward", {"x": image}), ("forward", {"x": image[:1]})]
+    compare(tmp_path / "artifact", model, {"forward": spec}, calls)
+
+
+def test_vit(tmp_path):
+    model, (image,), _ = NETWORKS["vit"].build()
+    spec = {"pixel_values": Tensor(("batch", *image.shape[1:]))}
+    function = (lambda pixel_values: model(pixel_values), spec)
+    compare(tmp_path / "artifact", model, {"run": function}, [("run", {"pixel_values": image})])
+
+
+def test_bert(tmp_path):
+    model, (ids,), named = NETWORKS["bert"].build()
+    length = fx2relax.Dim("length", max=64)  # as many positions as BERT knows
+    spec = {n: Tensor(("batch", length), "int64") for n in ("input_ids", "attention_mask")}
+
+    def run(input_ids, attention_mask):
+        return model(input_ids, attention_mask=attention_mask)
+
+    given = {"input_ids": ids, **named}
+    short = {n: t[:1, :9].contiguous() for n, t in given.items()}
+    compare(tmp_path / "artifact", model, {"run": (run, spec)}, [("run", given), ("run", short)])
+
+
+def test_t5_in_two_functions(tmp_path):
+    whole, _, named = NETWORKS["t5"].build()
+    model = whole.model
+
+    def encode(input_ids, attention_mask):
+        return model.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+
+    def decode(decoder_input_ids, states, attention_mask):
+        out = model(
+            encoder_outputs=(states,),
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+        )
+        return out.logits
+
+    mask = Tensor(("batch", "length"), "int64")
+    functions = {
+        "encode": (encode, {"input_ids": mask, "attention_mask": mask}),
+        "decode": (
+            decode,
+            {
+                "decoder_input_ids": Tensor(("batch", "made"), "int64"),
+                "states": Tensor(("batch", "length", 64)),
+                "attention_mask": mask,
+            },
+        ),
+    }
+    first = {n: named[n] for n in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        states = encode(**first)
+    second = {
+        "decoder_input_ids": named["decoder_input_ids"],
+        "states": states,
+        "attention_mask": named["attention_mask"],
+    }
+    compare(tmp_path / "artifact", model, functions, [("encode", first), ("decode", second)])
+
+
+def test_whisper(tmp_path):
+    whole, _, named = NETWORKS["whisper"].build()
+    model = whole.model
+
+    def encode(input_features):
+        return model.model.encoder(input_features).last_hidden_state
+
+    def decode(decoder_input_ids, states):
+        return model(encoder_outputs=(states,), decoder_input_ids=decoder_input_ids).logits
+
+    functions = {
+        "encode": (encode, {"input_features": Tensor(("batch", 20, 100))}),
+        "decode": (
+            decode,
+            {
+                "decoder_input_ids": Tensor(("batch", "made"), "int64"),
+                "states": Tensor(("batch", 50, 64)),
+            },
+        ),
+    }
+    first = {"input_features": named["input_features"]}
+    with torch.no_grad():
+        states = encode(**first)
+    second = {"decoder_input_ids": named["decoder_input_ids"], "states": states}
+    compare(tmp_path / "artifact", model, functions, [("encode", first), ("decode", second)])
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    return Llama().eval()
+
+
+def test_llama_chooses_the_same_tokens(llama, tmp_path):
+    exported = fx2relax.export(llama, specs(llama)).lift()
+    joined = [x for x in exported.lifted.lifted if "concat" in str(x)]
+    assert len(joined) == len(llama.layers)  # gate and up, once for both functions
+    exported.save(tmp_path / "artifact")
+    artifact = fx2relax.load(tmp_path / "artifact", out="torch")
+    ids = torch.randint(0, 211, (2, 9))
+    eager = greedy(llama.prefill, llama.decode, ids, 64)
+    ours = greedy(artifact.prefill, artifact.decode, ids, 64)
+    assert all(torch.equal(a, b) for a, b in zip(eager, ours, strict=True))
+
+
+def test_a_state_is_kept_and_reset(tmp_path):
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.tensor([1.0, 2.0]))
+
+        def add(self, x):
+            self.total += x
+            return self.total
+
+        def read(self):
+            return {"total": self.total, "twice": self.total * 2, "name": "n"}
+
+    spec = {"add": {"x": Tensor((2,))}, "read": {}}
+    fx2relax.export(Counter(), spec).save(tmp_path / "artifact")
+    artifact = fx2relax.load(tmp_path / "artifact")
+    one = np.ones(2, np.float32)
+    first = artifact.add(one)
+    assert first.tolist() == [2, 3]
+    assert artifact.add(one).tolist() == [3, 4]
+    assert first.tolist() == [2, 3]
+    read = artifact.read()
+    assert read["total"].tolist() == [3, 4]
+    assert read["twice"].tolist() == [6, 8]
+    assert read["name"] == "n"
+    artifact.reset()
+    assert read["total"].tolist() == [3, 4]
+    assert artifact.read()["total"].tolist() == [1, 2]
+
+
+def test_an_input_that_is_written_to(tmp_path):
+    class Fill(torch.nn.Module):
+        def forward(self, cache, x, at):
+            cache.index_copy_(0, at[None], x[None])
+            return cache.sum()
+
+    spec = {"cache": Tensor(("n", 3)), "x": Tensor((3,)), "at": Tensor((), "int64")}
+    fx2relax.export(Fill(), {"forward": spec}).save(tmp_path / "artifact")
+    artifact = fx2relax.load(tmp_path / "artifact")
+    cache = np.zeros((4, 3), np.float32)
+    total = artifact.forward(cache, np.ones(3, np.float32), np.array(2))
+    assert total == 3
+    assert cache.sum(1).tolist() == [0, 0, 3, 0]
+
+
+def test_weights_of_other_widths(tmp_path):
+    exported = fx2relax.export(
+        torch.nn.Linear(4, 7),
+        {"forward": {"input": Tensor(("batch", 4))}},
+        weights={"weight": ("n", 4), "bias": ("n",)},
+    )
+    with pytest.raises(fx2relax.WeightError, match="2 weights have no data: weight, bias"):
+        exported.save(tmp_path / "artifact")
+    assert not (tmp_path / "artifact").exists()
+    exported.build().save(tmp_path / "artifact", weights=False)
+    for width in (3, 9):
+        given = {"weight": torch.randn(width, 4), "bias": torch.randn(width)}
+        artifact = fx2relax.load(tmp_path / "artifact", weights=given, out="torch")
+        x = torch.randn(5, 4)
+        eager = torch.nn.functional.linear(x, given["weight"], given["bias"])
+        assert torch.allclose(artifact.forward(x), eager, atol=1e-6)
+
+
+def test_sizes_are_checked(tmp_path):
+    class Double(torch.nn.Module):
+        def forward(self, x, n):
+            return x * 2, torch.ones(n)
+
+    size = fx2relax.Dim("rows", min=2, max=8, multiple_of=2)
+    spec = {"x": Tensor((size, "2*k")), "n": "k"}
+    fx2relax.export(Double(), {"forward": spec}).save(tmp_path / "artifact")
+    artifact = fx2relax.load(tmp_path / "artifact")
+    doubled, ones = artifact.forward(np.ones((4, 6), np.float32), 3)
+    assert doubled.shape == (4, 6)
+    assert ones.shape == (3,)
+    for rows, columns, n in ((3, 6, 3), (10, 6, 3), (4, 7, 3), (4, 6, 2)):
+        with pytest.raises(ValueError, match=r"rows|x|n|k"):
+            artifact.forward(np.ones((rows, columns), np.float32), n)
