@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         UnsupportedOpError,
         WeightError,
     )
-    from fx2relax.exporting import Exported, export, from_exported_program
+    from fx2relax.exporting import Exported, export, from_exported_program, jit
     from fx2relax.frontend import from_fx
     from fx2relax.registry import Promotion, converts, overrides
     from fx2relax.report import reset_stats, stats
@@ -42,7 +42,7 @@ _PLACES = {
         "UnsupportedOpError",
         "WeightError",
     ),
-    "exporting": ("Exported", "export", "from_exported_program"),
+    "exporting": ("Exported", "export", "from_exported_program", "jit"),
     "frontend": ("from_fx",),
     "registry": ("Promotion", "converts", "overrides"),
     "report": ("reset_stats", "stats"),
@@ -71,6 +71,7 @@ __all__ = [
     "export",
     "from_exported_program",
     "from_fx",
+    "jit",
     "load",
     "overrides",
     "pipeline",

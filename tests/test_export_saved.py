@@ -228,3 +228,73 @@ def test_sizes_are_checked(tmp_path):
     for rows, columns, n in ((3, 6, 3), (10, 6, 3), (4, 7, 3), (4, 6, 2)):
         with pytest.raises(ValueError, match=r"rows|x|n|k"):
             artifact.forward(np.ones((rows, columns), np.float32), n)
+
+
+def test_jit_gives_torch_callables():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return self.layer(x).relu()
+
+        def scores(self, x):
+            return self.layer(x).softmax(-1), self.count * 1
+
+    model = Two()
+    spec = {"x": Tensor(("n", 4))}
+    compiled = fx2relax.jit(model, {"forward": spec, "scores": spec})
+    for rows in (1, 5):
+        x = torch.randn(rows, 4)
+        assert torch.allclose(compiled.forward(x), model.layer(x).relu(), atol=1e-6)
+        scores, count = compiled["scores"](x)
+        assert torch.allclose(scores, model.layer(x).softmax(-1), atol=1e-6)
+    assert int(count) == 2
+    assert int(model.count) == 0
+    with pytest.raises(fx2relax.OptionError, match="out_format='keras'"):
+        fx2relax.jit(model, {"forward": spec}, out_format="keras")
+    with torch.device("meta"):
+        empty = Two()
+    with pytest.raises(fx2relax.WeightError, match="3 weights have no data"):
+        fx2relax.jit(empty, {"forward": spec})
+
+
+def test_tied_weights_are_one(tmp_path):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(7, 4)
+            self.head = torch.nn.Linear(4, 7, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids):
+            return self.head(self.words(ids))
+
+    model = Tied()
+    exported = fx2relax.export(model, {"forward": {"ids": Tensor(("n",), "int64")}})
+    assert list(exported.params) == ["words.weight"]
+    assert exported.params.load_state_dict(model.state_dict()) == ([], [])
+    exported.save(tmp_path / "artifact")
+    ids = torch.tensor([3, 1])
+    ours = fx2relax.load(tmp_path / "artifact", out="torch").forward(ids)
+    assert torch.allclose(ours, model(ids), atol=1e-6)
+
+
+def test_weights_out_of_files_that_are_not_read_whole(tmp_path):
+    from safetensors.torch import save_file
+
+    with torch.device("meta"):
+        model = torch.nn.Linear(4, 3)
+    given = {"weight": torch.randn(3, 4), "bias": torch.randn(3)}
+    save_file({"weight": given["weight"]}, tmp_path / "one.safetensors")
+    save_file({"bias": given["bias"]}, tmp_path / "two.safetensors")
+    exported = fx2relax.export(model, {"forward": {"input": Tensor(("n", 4))}})
+    files = (tmp_path / "one.safetensors", tmp_path / "two.safetensors")
+    assert exported.params.load_safetensors(*files) == ([], [])
+    exported.save(tmp_path / "artifact")
+    x = torch.randn(2, 4)
+    ours = fx2relax.load(tmp_path / "artifact", out="torch").forward(x)
+    assert torch.allclose(ours, torch.nn.functional.linear(x, *given.values()), atol=1e-6)
