@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fx2relax._version import __version__
 
 if TYPE_CHECKING:
-    from fx2relax import extern, pipeline, testing
+    from fx2relax import deploy, extern, pipeline, testing
     from fx2relax.custom import custom_op
     from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
@@ -50,7 +50,7 @@ _PLACES = {
     "report": ("reset_stats", "stats"),
     "spec": ("Dim", "Tensor"),
 }
-_MODULES = ("extern", "pipeline", "testing")
+_MODULES = ("deploy", "extern", "pipeline", "testing")
 
 __all__ = [
     "Artifact",
@@ -70,6 +70,7 @@ __all__ = [
     "__version__",
     "converts",
     "custom_op",
+    "deploy",
     "export",
     "extern",
     "from_exported_program",

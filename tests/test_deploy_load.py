@@ -25,7 +25,7 @@ from fx2relax.deploy import (
     Weight,
 )
 from fx2relax.deploy.structure import Argument, At, Constant, Keyed, Several, SizeOf
-from fx2relax.errors import ArgumentError
+from fx2relax.errors import ArgumentError, WeightError
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,7 @@ def test_states_are_kept_and_begin_again(counter):
     close(artifact.states["total"], [1, 1, 1])
     artifact.weights.load_state_dict({"total": np.full(3, 7, np.float32)})
     close(artifact.states["total"], [7, 7, 7])
-    with pytest.raises(
-        ArtifactError, match=r"state 'total': expected float32\[3\], got float32\[2"
-    ):
+    with pytest.raises(WeightError, match=r"state 'total': expected float32\[3\], got float32\[2"):
         artifact.weights.load_state_dict({"total": np.ones(2, np.float32)})
 
 
@@ -228,13 +226,13 @@ def test_weights_are_replaced_by_name(mlp):
 def test_every_wrong_weight_is_named(mlp):
     artifact = deploy.load(mlp)
     bad = {"fc.weight": np.zeros((4, 6), "f4"), "fc.bias": np.zeros(6, "f8"), "more": np.zeros(1)}
-    with pytest.raises(ArtifactError) as caught:
+    with pytest.raises(WeightError) as caught:
         artifact.weights.load_state_dict(bad)
     text = str(caught.value)
     assert "'fc.weight': expected float32[6, 4], got float32[4, 6]" in text
     assert "'fc.bias': expected float32[6], got float64[6]" in text
     assert "unexpected: 'more'" in text
-    with pytest.raises(ArtifactError, match=r"missing: 'fc\.weight'"):
+    with pytest.raises(WeightError, match=r"missing: 'fc\.weight'"):
         artifact.weights.load_state_dict({"fc.bias": np.zeros(6, "f4")})
     close(artifact.decode(np.ones((1, 4), "f4")), cases.expected(np.ones((1, 4), "f4")))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import deploy_cases as cases
@@ -178,13 +180,14 @@ def test_code_for_a_gpu(made, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """The C++ example, built by the command in its header."""
-    if shutil.which("g++") is None or shutil.which("tvm-ffi-config") is None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if shutil.which("g++") is None or shutil.which("tvm-ffi-config", path=path) is None:
         pytest.skip("needs g++ and tvm-ffi-config")
     folder = tmp_path_factory.mktemp("cpp")
     source = shutil.copy(ROOT / "examples" / "cpp" / "run.cpp", folder)
     lines = Path(source).read_text().splitlines()
     (command,) = (line.removeprefix("//").strip() for line in lines if " g++ " in line)
-    subprocess.run(command, shell=True, cwd=folder, check=True)
+    subprocess.run(command, shell=True, cwd=folder, check=True, env={**os.environ, "PATH": path})
     return folder / "run"
 
 

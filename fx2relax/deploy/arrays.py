@@ -5,6 +5,7 @@ Memory is shared wherever it lies as TVM needs it: dense, and each element in it
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -143,9 +144,15 @@ def shape_and_dtype(value: Any, name: str) -> tuple[tuple[int, ...], str]:
 
 def known(dtype: np.dtype[Any], name: str) -> str:
     """TVM's name of a NumPy dtype."""
-    if dtype.name not in SIZES:
+    found = _name(dtype)
+    if found not in SIZES:
         raise ArgumentError(f"{name}: TVM has no dtype {dtype}")
-    return str(dtype.name)
+    return found
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)  # NumPy works it out anew each time
 
 
 def given(value: Any, name: str, align: int = 0) -> Any:
@@ -160,9 +167,7 @@ def given(value: Any, name: str, align: int = 0) -> Any:
         ArgumentError: it is no tensor, or of a dtype or layout that cannot be taken.
     """
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        dtype = known(array.dtype, name)
-        return from_bits(flat_bytes(array, name), array.shape, dtype, align)
+        return _from_numpy(np.asarray(value), name, align)
     tensor = borrowed(value, name)
     if not tensor.numel():
         return empty(tensor.shape, str(tensor.dtype), tensor.device)
@@ -176,6 +181,17 @@ def given(value: Any, name: str, align: int = 0) -> Any:
         copy(tensor, fresh)
         return fresh
     return tensor
+
+
+def _from_numpy(array: np.ndarray[Any, Any], name: str, align: int) -> Any:
+    dtype = known(array.dtype, name)
+    flags = array.flags
+    if flags.c_contiguous and flags.writeable and array.size and array.dtype.isnative:
+        address = array.__array_interface__["data"][0]
+        if not is_foreign(dtype) and address % max(align, SIZES[dtype]) == 0:
+            # Strides of axes of one element may be anything in NumPy.
+            return tvm_ffi.from_dlpack(array.reshape(-1).reshape(array.shape))
+    return from_bits(flat_bytes(array, name), array.shape, dtype, align)
 
 
 def borrowed(value: Any, name: str) -> Any:

@@ -111,6 +111,7 @@ def load(
     Raises:
         ArtifactError: the folder is no artifact, or one that this TVM or this machine cannot
             run, or a file of it is cut off, damaged or another one; names the file.
+        WeightError: `weights` are not those of the artifact; names all that are wrong.
     """
     place = Path(folder)
     if out not in _OUT:
@@ -168,7 +169,7 @@ def _unlinked(place: Path, manifest: Manifest) -> str:
     if not manifest.objects:
         return f"{place} holds no library; export the model again"
     names = [file.name for file in manifest.objects]
-    command = shlex.join([*manifest.link, "-o", "library.so", *names])
+    command = shlex.join([*manifest.link, "-o", "library.so", *names, "-lm"])
     return (
         f"{place} holds object files that have to be linked first, since there was no linker for"
         f" {manifest.target.get('mtriple', 'the target')} where it was saved. On a machine that has"

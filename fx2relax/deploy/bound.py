@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fx2relax.errors import ArgumentError, ArtifactError
+from fx2relax.errors import ArgumentError, ArtifactError, WeightError
 
 from . import arrays
 from .machine import Machines
@@ -104,6 +104,9 @@ class Weights(Mapping[str, Any]):
         array.flags.writeable = False
         return array
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._wanted
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._wanted)
 
@@ -142,8 +145,8 @@ class Weights(Mapping[str, Any]):
             the missing and the unexpected names.
 
         Raises:
-            ArtifactError: names every missing and unexpected one, and every weight of another
-                shape or dtype; nothing is replaced then.
+            WeightError: (a ValueError) names every missing and unexpected one, and every weight
+                of another shape or dtype; nothing is replaced then.
         """
         return self._replace(
             {name: functools.partial(state_dict.__getitem__, name) for name in state_dict},
@@ -185,7 +188,7 @@ class Weights(Mapping[str, Any]):
             if not problems:
                 sizes = _sizes(own, tensors, problems)
             if problems:
-                raise ArtifactError("\n  ".join([f"the weights do not fit {name}", *problems]))
+                raise WeightError("\n  ".join([f"the weights do not fit {name}", *problems]))
             self.bound = Bound(tensors, sizes)
             self._states.begin(states)
             return Incompatible(missing, unexpected)

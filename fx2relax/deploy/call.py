@@ -82,14 +82,12 @@ class Callee:
         tensors, shown = self._checked(values, names)
         bound = self._weights.current()
         sizes = self._solved(shown, bound.sizes)
-        with contextlib.ExitStack() as stack:
-            if self._stateful:
-                stack.enter_context(self._states.lock)
+        ready = bound.ready(self._function, self._names, self._machines, self._device)
+        with self._states.lock if self._stateful else contextlib.nullcontext():
             given = [self._parameter(n, p, tensors, sizes) for n, p in self._parameters()]
-            ready = bound.ready(self._function, self._names, self._machines, self._device)
-            machine = stack.enter_context(self._machines.take())
-            found = machine[self._symbol](*given, *ready)
-            results = _flat(found, self._function)
+            with self._machines.take() as machine:
+                found = machine[self._symbol](*given, *ready)
+                results = _flat(found, self._function)
             self._own(results, [*given, *ready])
             self._write(results, values, names)
         return structure.put_together(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fx2relax.errors import ArtifactError
+from fx2relax.errors import ArtifactError, WeightError
 
 from . import arrays, spelling, weight_file
 from .manifest import LIBRARY, MANIFEST, WEIGHTS, File, Manifest
@@ -64,8 +64,9 @@ def save(
         the manifest as it was written.
 
     Raises:
-        ArtifactError: the folder holds something else, or the weights are not those that the
-            manifest names; names all of them that are wrong.
+        ArtifactError: the folder holds something else.
+        WeightError: (a ValueError) the weights are not those that the manifest names; names all
+            of them that are wrong.
     """
     place = Path(folder).resolve()
     _refuse_others(place)
@@ -152,7 +153,7 @@ def _compared(
             problems.append(f"{name}: expected {expected}, got {arrays.spelled(got, kind)}")
         shapes[name] = got
     if problems:
-        raise ArtifactError("\n  ".join(["the weights are not those of the manifest", *problems]))
+        raise WeightError("\n  ".join(["the weights are not those of the manifest", *problems]))
     return shapes
 
 

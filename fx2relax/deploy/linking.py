@@ -48,7 +48,7 @@ def link(folder: str | os.PathLike[str], command: Sequence[str] | None = None) -
             names.append(str(Path(made) / file.name))
             Path(names[-1]).write_bytes(_folder.read_checked(place, file))
         built = Path(made) / LIBRARY
-        _run([*words, "-o", str(built), *names])
+        _run([*words, "-o", str(built), *names, "-lm"])
         data = built.read_bytes()
         described = File(LIBRARY, len(data), hashlib.sha256(data).hexdigest())
         linked = dataclasses.replace(manifest, library=described)

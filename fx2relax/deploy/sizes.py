@@ -205,7 +205,11 @@ def _try(item: Shown, sizes: dict[str, int], told: dict[str, str]) -> bool:
 
 
 def _check(item: Shown, sizes: Mapping[str, int], told: Mapping[str, str]) -> None:
-    if not item.wanted.names <= sizes.keys():
+    unknown = sorted(item.wanted.names - sizes.keys())
+    if unknown:
+        line = _line(item.wanted.tree, unknown[0], sizes) if len(unknown) == 1 else None
+        if line is not None and line[0]:  # it has been tried, and nothing divides
+            raise Unsolved(f"{item.where} is {item.given}, and has to be {item.wanted.text}")
         return
     try:
         value = item.wanted.value(sizes)

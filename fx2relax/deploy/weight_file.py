@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fx2relax.errors import ArtifactError
+from fx2relax.errors import ArtifactError, WeightError
 
 from .dtypes import FROM_FILE, SIZES, TO_FILE
 
@@ -56,7 +56,7 @@ def write(
         tensors: in any order, each one's name and its bytes, flat. Each entry has to come once.
 
     Raises:
-        ArtifactError: a tensor is missing, unknown, there twice, or of another size.
+        WeightError: a tensor is missing, unknown, there twice, or of another size.
     """
     header, placed = _placed(entries)
     left = {entry.name: entry for entry in placed}
@@ -67,15 +67,15 @@ def write(
         for name, data in tensors:
             entry = left.pop(name, None)
             if entry is None:
-                raise ArtifactError(f"the tensor {name!r} is not to be written, or was already")
+                raise WeightError(f"the tensor {name!r} is not to be written, or was already")
             if data.nbytes != entry.size:
-                raise ArtifactError(
+                raise WeightError(
                     f"the tensor {name!r} has {data.nbytes} bytes, and {entry.size} were announced"
                 )
             file.seek(entry.begin)
             file.write(data.data)
     if left:
-        raise ArtifactError(f"tensors are missing: {', '.join(sorted(left))}")
+        raise WeightError(f"tensors are missing: {', '.join(sorted(left))}")
 
 
 def _placed(entries: Sequence[Entry]) -> tuple[bytes, list[Entry]]:
