@@ -298,3 +298,31 @@ def test_weights_out_of_files_that_are_not_read_whole(tmp_path):
     x = torch.randn(2, 4)
     ours = fx2relax.load(tmp_path / "artifact", out="torch").forward(x)
     assert torch.allclose(ours, torch.nn.functional.linear(x, *given.values()), atol=1e-6)
+
+
+def test_a_function_without_weights_beside_one_with_some(tmp_path):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def scaled(self, x):
+            return x * 3
+
+        def weight(self):
+            return self.layer.weight
+
+    model = Two()
+    spec = {"x": Tensor(("n", 4))}
+    functions = {"forward": spec, "scaled": spec, "weight": {}}
+    exported = fx2relax.export(model, functions)
+    for number, chosen in enumerate((exported, exported.lift(), exported.lift(["forward"]))):
+        chosen.save(tmp_path / str(number))
+        artifact = fx2relax.load(tmp_path / str(number), out="torch")
+        x = torch.randn(2, 4)
+        assert torch.equal(artifact.scaled(x), x * 3)
+        assert torch.allclose(artifact.forward(x), model(x), atol=1e-6)
+        assert torch.equal(artifact.weight(), model.layer.weight)

@@ -87,7 +87,7 @@ def build(exported: Exported, target: Any) -> Built:
     frozen = [p for p in params.values() if p.kind != "state"]
     manifest = deploy.Manifest(
         functions=tuple(
-            _function(exported, f, [p.name for p in frozen], places)
+            _function(exported, f, _weights_of(lowered[f.name], frozen, places), places)
             for f in exported.functions.values()
         ),
         weights=tuple(deploy.Weight(p.name, p.shape, p.dtype) for p in frozen),
@@ -102,6 +102,13 @@ def build(exported: Exported, target: Any) -> Built:
         cpu_features=features,
     )
     return Built(library, manifest, params)
+
+
+def _weights_of(lowered: Any, frozen: list[Any], places: Mapping[str, list[int]]) -> list[str]:
+    """The weights that a compiled function, or its transform, takes."""
+    taken = lowered.attrs["global_symbol"] in places
+    own = len(lowered.params) - int(lowered.attrs["num_input"])
+    return [p.name for p in frozen] if taken or own else []
 
 
 def _state(param: Any) -> deploy.State:

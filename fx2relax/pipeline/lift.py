@@ -54,8 +54,13 @@ def lift(mod: Any) -> Any:
             held[name] = found.hold()
             lifted_any = lifted_any or found.lifts
     if lifted_any:
+        alone = [n.name_hint for n, f in mod.functions_items() if _of_weights_alone(f)]
+        for name in alone:
+            held[name] = held[name].without_attr("num_input")
         mod = relax.transform.LiftTransformParams()(held)
         mod = relax.transform.DeadCodeElimination()(mod)
+        for name in alone:
+            mod[name] = mod[name].with_attr("num_input", 0)
     return _called_again(mod)
 
 
@@ -110,8 +115,13 @@ def _has_weights(function: Any) -> bool:
     attrs = function.attrs
     if attrs is None or "num_input" not in attrs:
         return False
-    # A function of weights alone has nothing to be called with once all of it is lifted.
     return 0 < int(attrs["num_input"]) < len(function.params)
+
+
+def _of_weights_alone(function: Any) -> bool:
+    """Whether a function takes nothing but weights: `LiftTransformParams` would leave nothing."""
+    attrs = getattr(function, "attrs", None)
+    return attrs is not None and "num_input" in attrs and not int(attrs["num_input"])
 
 
 @mutator
