@@ -40,6 +40,7 @@ from fx2relax.imported import Imported
 from fx2relax.layouts import inverse
 from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
+from fx2relax.printing import Prints
 from fx2relax.promotion import promoted
 from fx2relax.registry import Converter
 from fx2relax.scalars import NO_OPERATION, Scalars
@@ -67,6 +68,7 @@ class Importer:
         halves: bool = False,
         single: bool = False,
         builder: BlockBuilder | None = None,
+        io: bool = False,
     ) -> None:
         self.graph_module = graph_module
         self.inputs = list(inputs)
@@ -85,6 +87,7 @@ class Importer:
         self.calls = TorchCalls(self)
         self.storages = Storages(self)
         self.choices = Choices(self, self._branch)
+        self.prints = Prints(self, Var("_io", AnyType()) if io else None)
         self.nodes = 0
         self.converted = 0
 
@@ -101,7 +104,9 @@ class Importer:
         if solved:
             sizes = Var("sizes", ShapeType([self.symbols.var(s) for s in solved]))
             arguments.insert(num_input, sizes)
-        count = num_input + bool(solved)
+        if self.prints.io is not None:
+            arguments.insert(num_input + bool(solved), self.prints.io)
+        count = num_input + bool(solved) + (self.prints.io is not None)
         attrs = None if self.nested else {"num_input": count}
         with self.builder.function(self.name, arguments, attrs=attrs, private=self.nested):
             with self.builder.dataflow():
@@ -112,6 +117,8 @@ class Importer:
                 output_node = next(n for n in reversed(nodes) if n.op == "output")
                 results, outputs = arrange(self, output_node, variables)
                 whole = results[0] if self.single else relax.Tuple(results)
+                if self.prints.io is not None:
+                    whole = relax.Tuple([whole, relax.Tuple([self.prints.io])])
                 result = self.builder.emit_output(whole)
             self.builder.emit_func_output(result)
         if self.declined and self.on_unsupported == "raise" and not self.nested:
@@ -138,7 +145,8 @@ class Importer:
         missing = [
             (node, "")
             for node in nodes
-            if node.op == "call_function" and not routes.has_route(node)
+            if node.op == "call_function"
+            and not (routes.has_route(node) or self.prints.takes(node))
         ]
         if missing:
             raise UnsupportedOpError(missing_ops(missing))
@@ -250,7 +258,7 @@ class Importer:
         if isinstance(val, _NUMBERS) and self.scalars.known(val):
             self.env[node] = self.scalars.value(val)
             return
-        if node.target in NO_OPERATION or self._holds(node):
+        if node.target in NO_OPERATION or self._holds(node) or self.prints.take(node):
             self.env[node] = None
             return
         if node.target is operator.getitem:

@@ -326,3 +326,48 @@ def test_a_function_without_weights_beside_one_with_some(tmp_path):
         assert torch.equal(artifact.scaled(x), x * 3)
         assert torch.allclose(artifact.forward(x), model(x), atol=1e-6)
         assert torch.equal(artifact.weight(), model.layer.weight)
+
+
+class Talks(torch.nn.Module):
+    """Prints what it is given and what it makes, and says how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        print("given", x, "{}", x.shape[0], sep="|")
+        self.calls += 1
+        y = self.layer(x)
+        print("sum", y.sum(), end="!\n")
+        return y, self.calls * 1
+
+
+def test_prints_print_where_the_function_runs(tmp_path, capsys):
+    model = Talks()
+    with torch.no_grad():
+        model.layer.weight.copy_(torch.eye(2))
+        model.layer.bias.zero_()
+    exported = fx2relax.export(model, {"forward": {"x": Tensor(("n", 2))}}, debug=True)
+    assert capsys.readouterr().out == ""
+    function = exported.mod["forward"]
+    assert [str(p.name) for p in function.params[:3]] == ["x", "calls", "_io"]
+    assert int(function.attrs["num_input"]) == 3
+    begun = exported.mod["_initialize_effect"]
+    assert len(begun.params) == 0
+    for chosen in (exported, exported.lift()):
+        chosen.save(tmp_path / "artifact")
+        artifact = fx2relax.load(tmp_path / "artifact")
+        y, calls = artifact.forward(np.array([[1, 2]], np.float32))
+        assert y.tolist() == [[1, 2]]
+        assert calls == 1
+        said = "given|[[1. 2.]]|{}|1\nsum 3.0!\n"
+        assert capsys.readouterr().out == said
+        artifact.forward(np.array([[1, 2]], np.float32))
+        assert capsys.readouterr().out == said
+
+
+def test_without_debug_a_print_is_pythons(capsys):
+    fx2relax.export(Talks(), {"forward": {"x": Tensor((3, 2))}})
+    assert capsys.readouterr().out.startswith("given|")

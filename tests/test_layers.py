@@ -30,6 +30,7 @@ LAYERS = [
             "graph_key",
             "imported",
             "outputs",
+            "printing",
             "overlapping",
             "torch_calls",
             "view_replay",

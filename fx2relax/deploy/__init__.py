@@ -5,6 +5,7 @@ Needs Apache TVM, NumPy and Python's own modules, and of TVM the runtime alone.
 
 from fx2relax.errors import ArtifactError
 
+from . import printing as printing  # registers what functions call
 from . import structure
 from .artifact import Artifact, load
 from .call import Callee

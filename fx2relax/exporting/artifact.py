@@ -16,6 +16,7 @@ from fx2relax.compat import TupleType, tvm
 from fx2relax.deploy.structure import At, Constant, Node
 from fx2relax.errors import BuildFailure, WeightError
 from fx2relax.exporting.sizes import shape_text
+from fx2relax.pipeline.functions import with_own_effects
 from fx2relax.pipeline.target import described
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class Built:
 
 def build(exported: Exported, target: Any) -> Built:
     """Compile an export; see `Exported.build`."""
+    mod = _with_own_effects(exported)
     try:
-        lowered = pipeline.lower(exported.mod, target=target, library="none", lift_weights=True)
+        lowered = pipeline.lower(mod, target=target, library="none", lift_weights=True)
         lowered, places = pipeline.merge_transforms(lowered)
         code = pipeline.portable_code(lowered, target=target)
     except Exception as error:
@@ -87,7 +89,7 @@ def build(exported: Exported, target: Any) -> Built:
     frozen = [p for p in params.values() if p.kind != "state"]
     manifest = deploy.Manifest(
         functions=tuple(
-            _function(exported, f, _weights_of(lowered[f.name], frozen, places), places)
+            _function(mod[f.name], f, _weights_of(lowered[f.name], frozen, places), places)
             for f in exported.functions.values()
         ),
         weights=tuple(deploy.Weight(p.name, p.shape, p.dtype) for p in frozen),
@@ -117,10 +119,21 @@ def _state(param: Any) -> deploy.State:
     return deploy.State(param.name, param.shape, param.dtype, zeros)
 
 
+def _with_own_effects(exported: Exported) -> Any:
+    """The module, in which whoever calls a function knows nothing of its effects."""
+    printing = [f.name for f in exported.functions.values() if f.io]
+    if not printing:
+        return exported.mod
+    mod = exported.mod.clone()
+    del mod["_initialize_effect"]
+    for name in printing:
+        mod[name] = with_own_effects(mod[name])
+    return mod
+
+
 def _function(
-    exported: Exported, function: Function, weights: list[str], places: Mapping[str, list[int]]
+    relaxed: Any, function: Function, weights: list[str], places: Mapping[str, list[int]]
 ) -> deploy.Function:
-    relaxed = exported.mod[function.name]
     inputs = list(relaxed.params)[: int(relaxed.attrs["num_input"])]
     parameters = []
     for spec, param in zip(function.inputs, inputs, strict=False):
@@ -182,6 +195,8 @@ def _results(function: Function, ty: Any) -> list[deploy.Result]:
     own = [s for s in function.outputs if s.kind != "value"]
     written = captured.mutations
     found = []
+    if function.io:
+        *types, _ = types
     for index, kind in enumerate(types):
         shape = shape_text(kind)
         if not hasattr(kind, "dtype"):
@@ -197,7 +212,7 @@ def _results(function: Function, ty: Any) -> list[deploy.Result]:
             else:
                 argument = target
         found.append(deploy.Result("tensor", shape, str(kind.dtype), argument, state))
-    return found
+    return [*found, *([deploy.Result("object")] if function.io else [])]
 
 
 def _output(function: Function) -> Any:

@@ -24,6 +24,7 @@ def jit(
     out_format: str = "torch",
     *,
     target: Any = None,
+    debug: bool = False,
 ) -> deploy.Artifact:
     """Export functions of a model, compile them, and give them back as callables.
 
@@ -36,6 +37,7 @@ def jit(
         out_format: what the functions return: ``"torch"``, ``"numpy"`` or ``"tvm"`` tensors.
         target: a TVM target, its dict or its name; that of the device on this machine when left
             out.
+        debug: whether calls of `print` in the functions print when they are called.
 
     Returns:
         an object with a method for each function, under its name, and the same by ``[name]``.
@@ -47,7 +49,7 @@ def jit(
     """
     if out_format not in _OUT:
         raise OptionError(f"out_format={out_format!r}; it takes {', '.join(map(repr, _OUT))}")
-    exported = export(model, functions)
+    exported = export(model, functions, debug=debug)
     missing = exported.params.unbound
     if missing:
         raise WeightError(f"{len(missing)} weights have no data: {', '.join(missing[:20])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from fx2relax.importer import import_graph
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.pipeline import Shared, lift_weights
-from fx2relax.pipeline.functions import UNNAMED, merged, with_weights
+from fx2relax.pipeline.functions import UNNAMED, merged, with_effects_begun, with_weights
+from fx2relax.printing import kept_prints
 from fx2relax.spec import Dim
 
 Spec = Mapping[str, Any]
@@ -41,6 +43,7 @@ class Function:
         outputs: how what it returns is made of the Relax function's results.
         inputs: its Relax parameters that are not weights, in order.
         sizes: whether it takes one more, a shape of the sizes that no other shows.
+        io: whether it takes one more, an object that stands for its effects, and returns it.
         states: the names of the buffers among the inputs.
     """
 
@@ -50,6 +53,7 @@ class Function:
     outputs: list[OutputSpec]
     inputs: list[InputSpec]
     sizes: bool
+    io: bool = False
 
     @property
     def states(self) -> list[str]:
@@ -133,6 +137,7 @@ def export(
     functions: Mapping[str, Spec | tuple[Callable[..., Any], Spec]],
     *,
     weights: Mapping[str, Any] | None = None,
+    debug: bool = False,
     call_function_map: Converters | None = None,
     call_module_map: Converters | None = None,
 ) -> Exported:
@@ -148,6 +153,9 @@ def export(
             tuples, dicts and other structures of these.
         weights: the shapes of weights that have symbolic sizes, by name:
             ``{"fc.weight": ("n", 4), "fc.bias": ("n",)}``. Their data are unbound.
+        debug: whether calls of `print` become a part of the functions, which print where they
+            run. Each then takes an object ``_io`` as its last input, and returns it beside its
+            results; ``_initialize_effect`` gives the first one. A saved export needs neither.
         call_function_map: see `from_fx`.
         call_module_map: see `from_fx`.
 
@@ -173,18 +181,21 @@ def export(
     with registry.overrides(maps), _disable_current_modes():
         for name, (function, spec) in chosen.items():
             try:
-                captures[name] = capture_method(
-                    model,
-                    function,
-                    spec,
-                    sizes.maker(fixed_sizes(model, specs)),
-                    shapes=shapes,
-                    decompositions=decompositions.asking_table(halves=False),
-                    converters=registry.kept_whole(),
-                )
+                with kept_prints() if debug else contextlib.nullcontext():
+                    captures[name] = capture_method(
+                        model,
+                        function,
+                        spec,
+                        sizes.maker(fixed_sizes(model, specs)),
+                        shapes=shapes,
+                        decompositions=decompositions.asking_table(halves=False),
+                        converters=registry.kept_whole(),
+                    )
             except (ImportFailure, ValueError) as error:
                 raise type(error)(f"{name}: {error}") from error
-        return _assembled(captures, sizes.known, set(shapes), _names(model), _aliases(model))
+        return _assembled(
+            captures, sizes.known, set(shapes), _names(model), _aliases(model), debug=debug
+        )
 
 
 def from_exported_program(program: torch.export.ExportedProgram, name: str = "main") -> Exported:
@@ -223,6 +234,7 @@ def _assembled(
     unbound: set[str],
     order: list[str],
     aliases: set[str],
+    debug: bool = False,
 ) -> Exported:
     """Import what was captured, over one list of weights."""
     written = {
@@ -250,6 +262,7 @@ def _assembled(
                 symbols=captured.symbols,
                 name=UNNAMED,
                 on_unsupported="raise",
+                io=debug,
                 single=captured.num_outputs == 1
                 and not captured.mutations
                 and captured.out_spec == pytree.tree_structure(0),
@@ -260,7 +273,7 @@ def _assembled(
         modules[name] = relax.transform.DeadCodeElimination([UNNAMED])(imported.mod)
         inputs = imported.params[: imported.num_input]
         functions[name] = Function(
-            name, called, captured, imported.outputs, inputs, bool(imported.solved)
+            name, called, captured, imported.outputs, inputs, bool(imported.solved), debug
         )
         used |= {spec.name: spec for spec in imported.params if spec.kind != "user"}
     if missing:
@@ -273,9 +286,11 @@ def _assembled(
             types.setdefault(str(param.name), param.ty)
     mod = merged(modules)
     for name, function in functions.items():
-        count = len(function.inputs) + function.sizes
+        count = len(function.inputs) + function.sizes + function.io
         made = with_weights(mod[name], count, frozen, types)
         mod[name] = _bounded(made, sizes)
+    if debug:
+        mod = with_effects_begun(mod)
     params = []
     for name in [*frozen, *[n for n in order if n in written]]:
         spec = used[name]

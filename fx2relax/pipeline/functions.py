@@ -69,6 +69,47 @@ class _Renamed(PyExprMutator):  # type: ignore[misc]
         return self.names.get(var, var)
 
 
+def with_effects_begun(mod: Any) -> Any:
+    """The module with a function that gives what stands for no effects yet."""
+    builder = relax.BlockBuilder(mod)
+    with builder.function("_initialize_effect", []):
+        with builder.dataflow():
+            io = builder.emit(relax.op.null_value(), "_io")
+            made = builder.emit_output(relax.Tuple([io]))
+        builder.emit_func_output(made)
+    return builder.get()
+
+
+def with_own_effects(function: Any) -> Any:
+    """A function whose effects begin with it.
+
+    It takes no ``_io``, and returns one flat tuple: its results, then what stands for its effects.
+    """
+    count = int(function.attrs["num_input"]) - 1
+    io, body = function.params[count], function.body
+    builder = relax.BlockBuilder()
+    made: list[Any] = []
+
+    def bind(name: str, value: Any) -> Any:
+        value = builder.normalize(value)
+        var = relax.Var(name, value.ty)
+        made.append(relax.VarBinding(var, value))
+        return var
+
+    own = bind("own", relax.TupleGetItem(body.body, 0))
+    fields = [own]
+    if isinstance(own.ty, relax.TupleType):
+        fields = [bind("field", relax.TupleGetItem(own, i)) for i in range(len(own.ty.fields))]
+    effects = bind("effects", relax.TupleGetItem(body.body, 1))
+    result = bind("result", relax.Tuple([*fields, bind("_io", relax.TupleGetItem(effects, 0))]))
+    begun = relax.VarBinding(io, builder.normalize(relax.op.null_value()))
+    blocks = [relax.BindingBlock([begun]), *body.blocks, relax.BindingBlock(made)]
+    params = [p for i, p in enumerate(function.params) if i != count]
+    whole = builder.normalize(relax.SeqExpr(blocks, result))
+    changed = relax.Function(params, whole, result.ty, function.is_pure)
+    return changed.with_attrs({**dict(function.attrs), "num_input": count})
+
+
 def with_weights(function: Any, count: int, names: Sequence[str], types: Mapping[str, Any]) -> Any:
     """A function that takes weights which it does not read as well.
 
