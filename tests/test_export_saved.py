@@ -371,3 +371,28 @@ def test_prints_print_where_the_function_runs(tmp_path, capsys):
 def test_without_debug_a_print_is_pythons(capsys):
     fx2relax.export(Talks(), {"forward": {"x": Tensor((3, 2))}})
     assert capsys.readouterr().out.startswith("given|")
+
+
+def test_weights_stored_in_half_precision(tmp_path):
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    exported = fx2relax.export(model, {"forward": {"input": Tensor(("n", 4))}})
+    halved = exported.to("float16", "0.weight", "2.weight")
+    assert [p.dtype for p in halved.params.values()] == ["float16", "float32"] * 2
+    state = {
+        "0.weight": torch.randn(3, 4).half(),
+        "0.bias": torch.randn(3),
+        "2.weight": torch.randn(2, 3).half(),
+        "2.bias": torch.randn(2),
+    }
+    halved.params.load_state_dict(state)
+    for number, chosen in enumerate((halved, halved.lift())):
+        chosen.save(tmp_path / str(number))
+        ours = fx2relax.load(tmp_path / str(number), out="torch")
+        x = torch.randn(5, 4)
+        hidden = torch.nn.functional.linear(x, state["0.weight"].float(), state["0.bias"]).relu()
+        eager = torch.nn.functional.linear(hidden, state["2.weight"].float(), state["2.bias"])
+        assert torch.allclose(ours.forward(x), eager, atol=1e-5)
+    with pytest.raises(fx2relax.WeightError, match=r"unbind these weights first: 0\.weight"):
+        halved.to("bfloat16")
+    assert [p.dtype for p in exported.to("bfloat16").params.values()] == ["bfloat16"] * 4

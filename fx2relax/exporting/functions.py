@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fx2relax import decompositions, dtypes, registry
 from fx2relax.capture import Captured, capture
 from fx2relax.capture_method import Called, capture_method
 from fx2relax.compat import relax
-from fx2relax.errors import ImportFailure, MissingOp, UnsupportedOpError
+from fx2relax.errors import ImportFailure, MissingOp, UnsupportedOpError, WeightError
 from fx2relax.exporting.artifact import Built, build
 from fx2relax.exporting.params import Param, Params
 from fx2relax.exporting.sizes import Sizes, fixed_sizes, shape_text
@@ -24,7 +24,13 @@ from fx2relax.importer import import_graph
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.pipeline import Shared, lift_weights
-from fx2relax.pipeline.functions import UNNAMED, merged, with_effects_begun, with_weights
+from fx2relax.pipeline.functions import (
+    UNNAMED,
+    merged,
+    stored_as,
+    with_effects_begun,
+    with_weights,
+)
 from fx2relax.printing import kept_prints
 from fx2relax.spec import Dim
 
@@ -108,6 +114,35 @@ class Exported:
         made = Exported(found.mod, self.params, self.functions, self.sizes)
         made.lifted = found
         return made
+
+    def to(self, dtype: Any, *names: str) -> Exported:
+        """Let weights be stored in another dtype than the functions compute with.
+
+        Args:
+            dtype: a floating-point dtype, as TVM, NumPy or PyTorch names it.
+            names: of weights; all that are floating-point when left out.
+
+        Returns:
+            another export: its functions take those weights in `dtype` and cast them, once where
+            `lift` or `build` follows. None of the weights is bound.
+
+        Raises:
+            WeightError: (a ValueError) a weight has data already, which would lose precision.
+            KeyError: there is no weight of a name.
+        """
+        kind = dtypes.as_tvm(dtype)
+        chosen = [self.params[n] for n in names] or [
+            p for p in self.params.values() if p.kind != "state" and "float" in p.dtype
+        ]
+        bound = [p.name for p in chosen if p.bound]
+        if bound:
+            raise WeightError(f"unbind these weights first: {', '.join(bound[:20])}")
+        changed = {p.name: kind for p in chosen}
+        mod = self.mod.clone()
+        for name in self.functions:
+            mod[name] = stored_as(mod[name], changed)
+        params = [replace(p, dtype=changed.get(p.name, p.dtype)) for p in self.params.values()]
+        return Exported(mod, Params(params, self.params.unused), self.functions, self.sizes)
 
     def build(self, target: Any = None) -> Built:
         """Compile all functions, with generated kernels alone.

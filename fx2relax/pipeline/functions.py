@@ -134,6 +134,33 @@ def with_weights(function: Any, count: int, names: Sequence[str], types: Mapping
     return made.with_attr("num_input", tvm.runtime.convert(count))
 
 
+def stored_as(function: Any, dtypes: Mapping[str, str]) -> Any:
+    """A function that takes weights in other dtypes, and reads them in the ones they had.
+
+    Args:
+        function: of a module.
+        dtypes: by the name of a weight.
+    """
+    builder = relax.BlockBuilder()
+    params, casts = [], []
+    for param in function.params:
+        dtype = dtypes.get(str(param.name))
+        if dtype is None or str(param.ty.dtype) == dtype:
+            params.append(param)
+            continue
+        stored = relax.Var(param.name, relax.TensorType(param.ty.shape.values, dtype))
+        params.append(stored)
+        value = builder.normalize(relax.op.astype(stored, param.ty.dtype))
+        casts.append(relax.VarBinding(param, value))
+    if not casts:
+        return function
+    body = function.body
+    blocks = [relax.DataflowBlock(casts), *body.blocks]
+    whole = builder.normalize(relax.SeqExpr(blocks, body.body))
+    made = relax.Function(params, whole, function.ret_ty, function.is_pure)
+    return made.with_attrs(dict(function.attrs))
+
+
 def _with_own_sizes(ty: Any, sizes: dict[str, Any]) -> Any:
     """A type whose sizes are the variables of one function: TVM takes none in two of them."""
     if ty.shape is None:
