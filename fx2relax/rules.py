@@ -6,8 +6,6 @@ or TIR expressions.
 
 from __future__ import annotations
 
-import ast
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -17,25 +15,10 @@ import torch
 from fx2relax import dtypes
 from fx2relax.compat import Analyzer, is_prim_expr, tirx
 from fx2relax.errors import ArgumentError
+from fx2relax.size_terms import evaluate, names, prim
 from fx2relax.spec import Tensor
 
 _SCALARS = (int, float, bool)
-_TEXT: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_SIGNS = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.FloorDiv: lambda a, b: a // b,
-    tirx.FloorMod: lambda a, b: a % b,
-    tirx.Min: lambda a, b: _extreme(a, b, min, torch.sym_min, tirx.min),
-    tirx.Max: lambda a, b: _extreme(a, b, max, torch.sym_max, tirx.max),
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class ExternFunction:
                 raise ValueError(f"{arg!r} is no Tensor, int, float, bool or name of a size")
         for tensor in (*self.args, *self.results):
             for size in tensor.shape if isinstance(tensor, Tensor) else ():
-                for name in _names(size):
+                for name in names(size):
                     if name not in shown:
                         raise ValueError(f"no argument shows the size {name}, which {tensor} has")
 
@@ -170,7 +153,7 @@ class Matched:
         """
         try:
             return [
-                Seen(tuple(evaluate(size, self.sizes) for size in r.shape), r.dtype)
+                Seen(tuple(evaluate(size, self.sizes.__getitem__) for size in r.shape), r.dtype)
                 for r in self.rule.results
             ]
         except KeyError as error:
@@ -273,7 +256,7 @@ def _bound(rule: ExternFunction, values: Sequence[Any], what: str, names: Sequen
 
 def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: str) -> None:
     try:
-        expected = [evaluate(size, found.sizes) for size in arg.shape]
+        expected = [evaluate(size, found.sizes.__getitem__) for size in arg.shape]
     except KeyError as error:
         raise ArgumentError(f"{where}: the size {error} is that of a tensor left out") from None
 
@@ -300,7 +283,7 @@ def _equal(a: Any, b: Any, wrong: Callable[[], str]) -> bool:
     if is_prim_expr(a) or is_prim_expr(b):
         if is_prim_expr(a) and is_prim_expr(b) and a.same_as(b):
             return True
-        return bool(_ANALYZER.can_prove(tirx.EQ(_prim(a), _prim(b))))
+        return bool(_ANALYZER.can_prove(tirx.EQ(prim(a), prim(b))))
     equal = a == b
     if isinstance(equal, torch.SymBool):
         # A size that depends on data is compared when it is there; others are guarded.
@@ -310,70 +293,8 @@ def _equal(a: Any, b: Any, wrong: Callable[[], str]) -> bool:
     return True
 
 
-def _prim(size: Any) -> Any:
-    return tirx.const(size, "int64") if isinstance(size, int) else size
-
-
-def evaluate(size: Any, sizes: Mapping[Any, Any]) -> Any:
-    """A size of a rule, where its names and variables are known."""
-    if isinstance(size, int):
-        return size
-    if isinstance(size, tirx.IntImm):
-        return int(size.value)
-    if isinstance(size, str):
-        return sizes[size] if size.isidentifier() else _of_text(_parsed(size), sizes.__getitem__)
-    if isinstance(size, tirx.Var):
-        return sizes[size]
-    if isinstance(size, tirx.Cast):
-        return evaluate(size.value, sizes)
-    sign = _SIGNS.get(type(size))
-    if sign is None:
-        raise ValueError(f"a size cannot be {size}")
-    return sign(evaluate(size.a, sizes), evaluate(size.b, sizes))
-
-
 def _is_bare(size: Any) -> bool:
     return isinstance(size, tirx.Var) or (isinstance(size, str) and size.isidentifier())
-
-
-def _names(size: Any) -> list[Any]:
-    if isinstance(size, str) and not size.isidentifier():
-        found: list[Any] = []
-        _of_text(_parsed(size), lambda name: found.append(name) or 1)  # type: ignore[func-returns-value]
-        return found
-    if isinstance(size, (str, tirx.Var)):
-        return [size]
-    if isinstance(size, tirx.Cast):
-        return _names(size.value)
-    if type(size) in _SIGNS:
-        return [*_names(size.a), *_names(size.b)]
-    if isinstance(size, (int, tirx.IntImm)):
-        return []
-    raise ValueError(f"a size cannot be {size!r}")
-
-
-def _parsed(text: str) -> ast.expr:
-    try:
-        return ast.parse(text, mode="eval").body
-    except SyntaxError:
-        raise ValueError(f"a size cannot be {text!r}") from None
-
-
-def _of_text(node: ast.expr, named: Callable[[str], Any]) -> Any:
-    """A size that is text over names."""
-    if isinstance(node, ast.Name):
-        return named(node.id)
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _TEXT:
-        return _TEXT[type(node.op)](_of_text(node.left, named), _of_text(node.right, named))
-    raise ValueError(f"a size is made of names and ints with + - * // %, not {ast.unparse(node)!r}")
-
-
-def _extreme(a: Any, b: Any, plain: Any, symbolic: Any, prim: Any) -> Any:
-    if is_prim_expr(a) or is_prim_expr(b):
-        return prim(_prim(a), _prim(b))
-    return plain(a, b) if isinstance(a, int) and isinstance(b, int) else symbolic(a, b)
 
 
 def _spelled(shape: Sequence[Any]) -> str:

@@ -74,6 +74,7 @@ LAYERS = [
             "upsampling",
             "whole",
             "options",
+            "size_terms",
             "spec",
             "compat",
             "objects",

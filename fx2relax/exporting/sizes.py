@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -10,30 +9,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from fx2relax.capture_inputs import Inputs, Maker, is_pair
-from fx2relax.compat import const_int, shape_values, tirx
+from fx2relax.compat import shape_values, tirx
+from fx2relax.size_terms import evaluate, is_term, names, text
 from fx2relax.spec import Dim, Tensor
-
-_TEXT: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-_EXPRESSIONS: dict[type, Callable[[Any, Any], Any]] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.FloorDiv: lambda a, b: a // b,
-    tirx.FloorMod: lambda a, b: a % b,
-}
-_SIGNS: dict[type, str] = {
-    tirx.Add: "+",
-    tirx.Sub: "-",
-    tirx.Mul: "*",
-    tirx.FloorDiv: "//",
-    tirx.FloorMod: "%",
-}
 
 
 class Sizes:
@@ -56,20 +34,21 @@ class Sizes:
         for leaf in pytree.tree_leaves(specs, is_leaf=is_pair):
             shape = leaf.shape if isinstance(leaf, Tensor) else leaf[0] if is_pair(leaf) else [leaf]
             if not isinstance(leaf, torch.Tensor):
-                found += [size for size in shape if isinstance(size, (Dim, str)) or _is_expr(size)]
+                found += [size for size in shape if isinstance(size, (Dim, str)) or is_term(size)]
         for size in found:
             if isinstance(size, Dim) and self.known.setdefault(size.name, size) != size:
                 raise ValueError(f"{self.known[size.name]} and {size} are one size")
         # Names first, so that they stay as they are.
         for size in found:
             if isinstance(size, str):
-                for name in _names(size):
+                for name in names(size):
                     self.known.setdefault(name, Dim(name))
         for size in found:
-            for var in _variables(size) if _is_expr(size) else ():
-                self._name(var)
+            for var in names(size) if is_term(size) else ():
+                self.name(var)
 
-    def _name(self, var: Any) -> str:
+    def name(self, var: Any) -> str:
+        """What a variable is called in this export."""
         key = _identity(var)
         if key not in self._variables:
             name, count = str(var.name), 0
@@ -98,29 +77,12 @@ class _NamedMaker(Maker):
 
     def size(self, size: Any) -> Any:
         """An int, or the SymInt of a size in any of its spellings."""
-        size = const_int(size)
-        if isinstance(size, int):
-            return size
-        if isinstance(size, Dim):
-            return self._named(size.name)
-        if isinstance(size, str):
-            return _evaluated(ast.parse(size, mode="eval").body, self._named)
-        return self._expression(size)
+        return evaluate(size, self._known)
 
-    def _named(self, name: str) -> Any:
+    def _known(self, size: Any) -> Any:
+        name = size if isinstance(size, str) else self.sizes.name(size)
         # A function has variables of its own: TVM does not take one in two of them.
         return self.symbol(name, tirx.Var(name, "int64"), self.sizes.known[name])
-
-    def _expression(self, size: Any) -> Any:
-        size = const_int(size)
-        if isinstance(size, int):
-            return size
-        if isinstance(size, tirx.Var):
-            return self._named(self.sizes._name(size))
-        rule = _EXPRESSIONS.get(type(size))
-        if rule is None:
-            raise ValueError(f"a size is made with + - * // %, not {size}")
-        return rule(self._expression(size.a), self._expression(size.b))
 
 
 def fixed_sizes(model: torch.nn.Module, specs: Any) -> set[int]:
@@ -134,56 +96,8 @@ def fixed_sizes(model: torch.nn.Module, specs: Any) -> set[int]:
 
 def shape_text(ty: Any) -> tuple[int | str, ...]:
     """The sizes of a Relax tensor or shape type: ints, and text over the names of variables."""
-    return tuple(v if isinstance(v, int) else size_text(v) for v in shape_values(ty) or ())
-
-
-def size_text(size: Any) -> str:
-    """A TIR expression as Python's text."""
-    if isinstance(size, tirx.Var):
-        return str(size.name)
-    if isinstance(size, tirx.IntImm):
-        return str(int(size.value))
-    if isinstance(size, (tirx.Max, tirx.Min)):
-        function = "max" if isinstance(size, tirx.Max) else "min"
-        return f"{function}({size_text(size.a)}, {size_text(size.b)})"
-    sign = _SIGNS.get(type(size))
-    if sign is None:
-        raise ValueError(f"a size is made with + - * // % max min, not {size}")
-    return f"({size_text(size.a)} {sign} {size_text(size.b)})"
-
-
-def _is_expr(size: Any) -> bool:
-    return isinstance(size, tirx.Var) or type(size) in _EXPRESSIONS
+    return tuple(v if isinstance(v, int) else text(v) for v in shape_values(ty) or ())
 
 
 def _identity(var: Any) -> Any:
     return hash(var), str(var.name)
-
-
-def _variables(size: Any) -> list[Any]:
-    if isinstance(size, tirx.Var):
-        return [size]
-    if type(size) in _EXPRESSIONS:
-        return [*_variables(size.a), *_variables(size.b)]
-    return []
-
-
-def _names(text: str) -> list[str]:
-    """The names in the text of a size."""
-    found: list[str] = []
-    try:
-        _evaluated(ast.parse(text, mode="eval").body, lambda name: found.append(name) or 2)  # type: ignore[func-returns-value]
-    except SyntaxError:
-        raise ValueError(f"{text!r} is no size: it is a name, or text such as '2*n + 1'") from None
-    return found
-
-
-def _evaluated(node: ast.expr, name: Callable[[str], Any]) -> Any:
-    if isinstance(node, ast.Name):
-        return name(node.id)
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _TEXT:
-        rule = _TEXT[type(node.op)]
-        return rule(_evaluated(node.left, name), _evaluated(node.right, name))
-    raise ValueError(f"a size is made of names and ints with + - * // %, not {ast.unparse(node)!r}")
