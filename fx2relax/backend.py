@@ -21,8 +21,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax import (
+    ahead,
     decompositions,
     kept,
     never_slower,
@@ -32,6 +32,7 @@ from fx2relax import (
     rng_states,
     traced,
 )
+from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax.alternatives import Alternatives
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
@@ -75,9 +76,20 @@ def relax(
         OptionError: an unknown option, value or mode.
         UnsupportedOpError, ImportFailure, BuildFailure: with ``on_unsupported="raise"`` only.
     """
-    chosen = Options.make(options, mode)
+    settings = Options.make(options, mode), weight_names(graph_module)
+    if ahead.is_asked_for():
+        return ahead.AheadOfTime(_compiled, graph_module, example_inputs, settings)
+    return _compiled(graph_module, example_inputs, settings)
+
+
+def _compiled(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: tuple[Options, list[tuple[str, str] | None]],
+) -> Callable[..., Any]:
+    """`relax` with options read, and the names of the weights among the inputs."""
+    chosen, names = settings
     with registry.overrides(chosen.converters), whole_operators():
-        names = weight_names(graph_module)
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()

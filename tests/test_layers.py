@@ -19,7 +19,7 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"programs"}, {"never_slower"}, {"extern"}],
+    [{"programs"}, {"never_slower"}, {"extern"}, {"ahead"}],
     [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
