@@ -156,7 +156,7 @@ def _by_a_kernel(error: Exception) -> bool:
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     file = frames[-1][0].f_code.co_filename if frames else ""
-    return not file.endswith((".py", ".pxi", ">"))
+    return file.endswith(" source>") or not file.endswith((".py", ".pxi", ">"))
 
 
 def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:

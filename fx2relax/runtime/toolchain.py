@@ -89,7 +89,7 @@ def compile_object(code: str, language: str, name: str, flags: Sequence[str]) ->
     """
     compiler = compiler_for(language)
     command = [*compiler, "-c", *_flags(language), *flags]
-    stem = f"kernel-{_key(command, code)}"
+    stem = f"kernel-{_key(command, name, code)}"
     folder = cache_folder()
     found = _kept(folder / stem)
     if found is not None:
@@ -112,7 +112,7 @@ def _flags(language: str) -> list[str]:
     return ["-std=c++17", "-O2", *own, *folders]
 
 
-def _key(command: Sequence[str], code: str) -> str:
+def _key(command: Sequence[str], name: str, code: str) -> str:
     program = Path(command[0]).resolve()
     status = program.stat()
     facts = [
@@ -121,6 +121,7 @@ def _key(command: Sequence[str], code: str) -> str:
         platform.system(),
         platform.machine(),
         tvm_ffi.__version__,
+        name,
         code,
     ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
