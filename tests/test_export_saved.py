@@ -132,13 +132,20 @@ def test_whisper(tmp_path):
     compare(tmp_path / "artifact", model, functions, [("encode", first), ("decode", second)])
 
 
-@pytest.fixture
-def llama():
+WIDE = {"width": 2048, "heads": 32, "shared": 8, "hidden": 5632, "words": 32000}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({}, id="small"),
+        pytest.param({"layers": 12}, id="12 layers", marks=pytest.mark.whole),
+        pytest.param(WIDE, id="wide", marks=pytest.mark.whole),
+    ],
+)
+def test_llama_chooses_the_same_tokens(sizes, tmp_path):
     torch.manual_seed(0)
-    return Llama().eval()
-
-
-def test_llama_chooses_the_same_tokens(llama, tmp_path):
+    llama = Llama(**sizes).eval()
     exported = fx2relax.export(llama, specs(llama)).lift()
     joined = [x for x in exported.lifted.lifted if "concat" in str(x)]
     assert len(joined) == len(llama.layers)  # gate and up, once for both functions
