@@ -219,10 +219,8 @@ class Maker:
         mode = self.inputs.mode
         if isinstance(leaf, torch.Tensor):
             return mode.from_tensor(leaf.detach(), static_shapes=True)
-        if isinstance(leaf, Tensor):
-            leaf = leaf.shape, leaf.dtype
-        if is_pair(leaf):
-            shape, dtype = leaf
+        if isinstance(leaf, Tensor) or is_pair(leaf):
+            shape, dtype = (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
             with mode:
                 return torch.empty([self.size(s) for s in shape], dtype=torch_dtype(dtype))
         if isinstance(leaf, (str, Dim, tirx.Var)):

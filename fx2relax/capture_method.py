@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.traceback import get_current_meta
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from fx2relax.capture import Captured, trace
@@ -133,7 +133,7 @@ class _Runner(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = dict(self._tensors())
-        with _Located():
+        with _Located(), _unlocated_compilation():
             result = self.function(*args, **kwargs)
         self._written(before)
         return result
@@ -176,12 +176,30 @@ class _Located(TorchFunctionMode):
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
             frame = frame.f_back
-        if frame is not None:
+        if frame is not None and frame.f_code.co_filename != __file__:
             name, line = frame.f_code.co_filename, frame.f_lineno
             code = linecache.getline(name, line).strip()
             where = f'File "{name}", line {line}, in {frame.f_code.co_name}\n    {code}'
             get_current_meta()["stack_trace"] = where
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _unlocated_compilation() -> Iterator[None]:
+    """`torch.cond` has Dynamo take its branches, which cannot follow what looks for lines."""
+    original = torch.compile
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        compiled: Callable[..., Any] = original(*args, **kwargs)
+
+        def call(*values: Any, **named: Any) -> Any:
+            with _pop_mode_temporarily():
+                return compiled(*values, **named)
+
+        return call
+
+    with mock.patch.object(torch, "compile", compile):
+        yield
 
 
 @dataclass(frozen=True)

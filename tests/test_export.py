@@ -170,6 +170,7 @@ def test_one_name_with_two_bounds_is_an_error(model):
         ({"prefill": {"x": Tensor((1, 7))}}, "prefill: .*"),
         ({"prefill": {"x": Tensor(("n +", 8))}}, "is no size"),
         ({"a-b": {}}, "identifier"),
+        ({"prefill": {"x": Tensor((1, 8), "float33")}}, "unknown dtype 'float33'"),
     ],
 )
 def test_what_is_wrong_is_said(model, functions, message):
@@ -259,3 +260,8 @@ def test_an_exported_program_keeps_its_ranges():
     assert (size.min, size.max) == (2, 32)
     assert params(exported, "main") == ["x", "seen"]
     assert exported.functions["main"].states == ["seen"]
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ValueError, match=r"takes a torch\.nn\.Module, not function"):
+        fx2relax.export(lambda x: x, {"forward": {"x": Tensor((3,))}})

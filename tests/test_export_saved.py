@@ -403,3 +403,15 @@ def test_weights_stored_in_half_precision(tmp_path):
     with pytest.raises(fx2relax.WeightError, match=r"unbind these weights first: 0\.weight"):
         halved.to("bfloat16")
     assert [p.dtype for p in exported.to("bfloat16").params.values()] == ["bfloat16"] * 4
+
+
+def test_branches_that_depend_on_values(tmp_path):
+    class Branches(torch.nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
+
+    fx2relax.export(Branches(), {"forward": {"x": Tensor((3,))}}).save(tmp_path / "artifact")
+    artifact = fx2relax.load(tmp_path / "artifact")
+    ones = np.ones(3, np.float32)
+    assert artifact.forward(ones).tolist() == [2, 2, 2]
+    assert artifact.forward(-ones).tolist() == [-2, -2, -2]

@@ -203,6 +203,8 @@ def export(
             only; the message says which, and where.
         ValueError: a spec that does not fit its function, or sizes that contradict each other.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"export takes a torch.nn.Module, not {type(model).__name__}")
     if not functions:
         raise ValueError("there is no function to export")
     shapes = dict(weights or {})
