@@ -1,7 +1,9 @@
 """`export`: several functions of a model over one list of weights."""
 
+import numpy as np
 import pytest
 import torch
+import tvm
 from torch import nn
 from tvm import relax, tirx
 
@@ -265,3 +267,19 @@ def test_an_exported_program_keeps_its_ranges():
 def test_what_is_no_module_is_refused():
     with pytest.raises(ValueError, match=r"takes a torch\.nn\.Module, not function"):
         fx2relax.export(lambda x: x, {"forward": {"x": Tensor((3,))}})
+
+
+def test_weights_share_memory_with_what_is_bound():
+    with torch.device("meta"):
+        module = nn.Linear(3, 2)
+    exported = fx2relax.export(module, {"forward": {"input": Tensor((1, 3))}})
+    array = np.ones((2, 3), np.float32)
+    array.flags.writeable = False  # as a mapped file
+    bias = torch.ones(2)
+    exported.params.load_state_dict({"weight": array, "bias": bias})
+    assert exported.params["weight"].data.data_ptr() == array.ctypes.data
+    assert exported.params["bias"].data.data_ptr() == bias.data_ptr()
+    exported.params["bias"] = tvm.runtime.tensor(np.zeros(2, np.float32))
+    assert exported.params["bias"].data.tolist() == [0, 0]
+    exported.params["bias"] = None
+    assert exported.params.unbound == ["bias"]

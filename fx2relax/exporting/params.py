@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,10 @@ def as_tensor(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
+        with warnings.catch_warnings():
+            # A mapped file cannot be written to, and nothing here writes to weights.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(value)
     if hasattr(value, "__dlpack__"):
         return torch.utils.dlpack.from_dlpack(value)
     raise WeightError(f"{name}: a weight is a tensor or an array, not {type(value).__name__}")
