@@ -115,7 +115,7 @@ def fake_inputs(
         made = Inputs(fake_mode(), SymbolTable())
         made.mode.shape_env = made.mode.shape_env or ShapeEnv()
         leaves, made.spec = pytree.tree_flatten(tree, is_leaf=is_pair)
-        makers = Maker(made, _fixed_sizes(gm, leaves))
+        makers = Maker(made, fixed_sizes(gm, leaves))
         leaves = [makers.value(leaf) for leaf in leaves]
         paths = _paths(tree, _names(gm, placeholders, names, len(tree)))
     _add(made, paths, leaves)
@@ -194,9 +194,9 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, (int, str, Dim, tirx.Var, tirx.IntImm)) and not isinstance(value, bool)
 
 
-def _fixed_sizes(gm: fx.GraphModule, leaves: Sequence[Any]) -> set[int]:
+def fixed_sizes(module: torch.nn.Module, leaves: Sequence[Any]) -> set[int]:
     """The sizes of the weights and of the inputs, which a hint must not equal by accident."""
-    sizes = {size for t in (*gm.parameters(), *gm.buffers()) for size in t.shape}
+    sizes = {size for t in (*module.parameters(), *module.buffers()) for size in t.shape}
     for leaf in leaves:
         shape = leaf[0] if is_pair(leaf) else getattr(leaf, "shape", ())
         sizes.update(s for s in shape if isinstance(s, int))

@@ -283,3 +283,31 @@ def test_weights_share_memory_with_what_is_bound():
     assert exported.params["bias"].data.tolist() == [0, 0]
     exported.params["bias"] = None
     assert exported.params.unbound == ["bias"]
+
+
+def test_an_exported_program_keeps_buffers_that_are_not_saved():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([2.0, 3.0]), persistent=False)
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x) * self.scale) + torch.tensor([1.0, 2.0])
+
+    program = torch.export.export(Scaled(), (torch.ones(3, 2),))
+    exported = fx2relax.from_exported_program(program)
+    assert set(exported.params) == {
+        *("first.weight", "first.bias", "second.bias", "scale", "constant_0"),
+    }
+    assert params(exported, "main") == ["x", *exported.params]
+    relax.analysis.well_formed(exported.mod)  # raises
+
+
+def test_a_dtype_is_chosen_before_weights_are_lifted():
+    with torch.device("meta"):
+        module = nn.Linear(3, 2)
+    exported = fx2relax.export(module, {"forward": {"input": Tensor((1, 3))}})
+    with pytest.raises(ValueError, match="call `to` before `lift`"):
+        exported.lift().to("float16")

@@ -114,8 +114,8 @@ def load(
         WeightError: `weights` are not those of the artifact; names all that are wrong.
     """
     place = Path(folder)
-    if out not in _OUT:
-        raise ArtifactError(f"out={out!r}: functions return one of {', '.join(_OUT)}")
+    if out not in OUT:
+        raise ArtifactError(f"out={out!r}: functions return one of {', '.join(OUT)}")
     manifest = _folder.read_manifest(place)
     if manifest.library is None:
         raise ArtifactError(_unlinked(place, manifest))
@@ -129,7 +129,7 @@ def load(
     _machine.start(kind)
     machines = _machine.Machines(library, str(place / manifest.library.name), where)
     _check_functions(manifest, machines, place)
-    artifact = Artifact(place, manifest, machines, where, _OUT[out])
+    artifact = Artifact(place, manifest, machines, where, OUT[out])
     if own is not None:
         artifact.weights.read(WeightFile(_folder.check_size(place, own)))
     elif isinstance(weights, Mapping):
@@ -204,7 +204,8 @@ def _to_torch(tensor: Any) -> Any:
     return torch.utils.dlpack.from_dlpack(tensor)
 
 
-_OUT: dict[str, Callable[[Any], Any]] = {
+#: What functions can return, and how it is made of TVM's tensors.
+OUT: dict[str, Callable[[Any], Any]] = {
     "numpy": arrays.to_numpy,
     "tvm": lambda tensor: tensor,
     "torch": _to_torch,

@@ -14,7 +14,7 @@ from fx2relax import deploy, pipeline
 from fx2relax._version import __version__
 from fx2relax.compat import TupleType, tvm
 from fx2relax.deploy.structure import At, Constant, Node
-from fx2relax.errors import BuildFailure, WeightError
+from fx2relax.errors import BuildFailure
 from fx2relax.exporting.sizes import shape_text
 from fx2relax.pipeline.functions import with_own_effects
 from fx2relax.pipeline.target import described
@@ -56,9 +56,8 @@ class Built:
             WeightError: (a ValueError) weights without data; lists them.
             ArtifactError: the folder holds something else.
         """
-        missing = self.params.unbound if weights else []
-        if missing:
-            raise WeightError(f"{len(missing)} weights have no data: {', '.join(missing[:20])}")
+        if weights:
+            self.params.check_bound()
         given = self._weights() if weights else None
         if given is not None and not all(
             isinstance(size, int) for p in self.params.values() for size in p.shape

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from fx2relax import deploy
-from fx2relax.errors import OptionError, WeightError
+from fx2relax.deploy.artifact import OUT
+from fx2relax.errors import OptionError
 from fx2relax.exporting.functions import Spec, export
-
-_OUT = ("torch", "numpy", "tvm")
 
 
 def jit(
@@ -47,12 +46,10 @@ def jit(
         WeightError: (a ValueError) weights without data.
         UnsupportedOpError, ImportFailure, BuildFailure: see `export` and `Exported.build`.
     """
-    if out_format not in _OUT:
-        raise OptionError(f"out_format={out_format!r}; it takes {', '.join(map(repr, _OUT))}")
+    if out_format not in OUT:
+        raise OptionError(f"out_format={out_format!r}; it takes {', '.join(map(repr, OUT))}")
     exported = export(model, functions, debug=debug)
-    missing = exported.params.unbound
-    if missing:
-        raise WeightError(f"{len(missing)} weights have no data: {', '.join(missing[:20])}")
+    exported.params.check_bound()
     if pipeline is not None:
         exported.mod = pipeline(exported.mod)
     where = str(device)

@@ -14,12 +14,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, dtypes, registry
 from fx2relax.capture import Captured, capture
+from fx2relax.capture_inputs import fixed_sizes, is_pair
 from fx2relax.capture_method import Called, capture_method
+from fx2relax.capture_source import named_weights
 from fx2relax.compat import relax
 from fx2relax.errors import ImportFailure, MissingOp, UnsupportedOpError, WeightError
 from fx2relax.exporting.artifact import Built, build
 from fx2relax.exporting.params import Param, Params
-from fx2relax.exporting.sizes import Sizes, fixed_sizes, shape_text
+from fx2relax.exporting.sizes import Sizes, shape_text
 from fx2relax.importer import import_graph
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
@@ -129,7 +131,10 @@ class Exported:
         Raises:
             WeightError: (a ValueError) a weight has data already, which would lose precision.
             KeyError: there is no weight of a name.
+            ValueError: the functions no longer take these weights, after `lift`.
         """
+        if self.lifted is not None:
+            raise ValueError("call `to` before `lift`: the functions now take other weights")
         kind = dtypes.as_tvm(dtype)
         chosen = [self.params[n] for n in names] or [
             p for p in self.params.values() if p.kind != "state" and "float" in p.dtype
@@ -207,13 +212,14 @@ def export(
         raise ValueError(f"export takes a torch.nn.Module, not {type(model).__name__}")
     if not functions:
         raise ValueError("there is no function to export")
-    shapes = dict(weights or {})
-    _check_shapes(model, shapes)
+    shapes, known = dict(weights or {}), named_weights(model)
+    _check_shapes(known, shapes)
     chosen = {name: _chosen(model, name, entry) for name, entry in functions.items()}
     specs = [spec for _, spec in chosen.values()]
     # A shape is no leaf of its own; with a dtype it is one.
     sizes = Sizes([specs, [(tuple(shape), "float32") for shape in shapes.values()]])
     maps = {**(call_function_map or {}), **(call_module_map or {})}
+    make = sizes.maker(fixed_sizes(model, pytree.tree_leaves(specs, is_leaf=is_pair)))
     captures = {}
     with registry.overrides(maps), _disable_current_modes():
         for name, (function, spec) in chosen.items():
@@ -223,7 +229,7 @@ def export(
                         model,
                         function,
                         spec,
-                        sizes.maker(fixed_sizes(model, specs)),
+                        make,
                         shapes=shapes,
                         decompositions=decompositions.asking_table(halves=False),
                         converters=registry.kept_whole(),
@@ -231,7 +237,7 @@ def export(
             except (ImportFailure, ValueError) as error:
                 raise type(error)(f"{name}: {error}") from error
         return _assembled(
-            captures, sizes.known, set(shapes), _names(model), _aliases(model), debug=debug
+            captures, sizes.known, set(shapes), list(known), _aliases(model, list(known)), debug
         )
 
 
@@ -262,7 +268,9 @@ def from_exported_program(program: torch.export.ExportedProgram, name: str = "ma
                 sizes[str(symbol)] = Dim(str(symbol), max(int(bounds.lower), 0), most)
         names = [i.name for i in captured.inputs if i.kind == "user"]
         called = Called(names, pytree.tree_structure(names), {})
-        return _assembled({name: (captured, called)}, sizes, set(), list(program.state_dict), set())
+        weights = [i.name for i in captured.inputs if i.kind in ("parameter", "buffer")]
+        order = list(dict.fromkeys([*weights, *program.state_dict]))
+        return _assembled({name: (captured, called)}, sizes, set(), order, set())
 
 
 def _assembled(
@@ -384,25 +392,21 @@ def _chosen(
     raise ValueError(f"{name}: give a spec, or a function and its spec, not {entry!r}")
 
 
-def _names(model: torch.nn.Module) -> list[str]:
-    """The names of a model's weights, in ``state_dict`` order."""
-    own = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
-    return list(dict.fromkeys([*(n for n in model.state_dict() if n in set(own)), *own]))
-
-
-def _aliases(model: torch.nn.Module) -> set[str]:
+def _aliases(model: torch.nn.Module, names: list[str]) -> set[str]:
     """Second names of tied weights."""
     every = [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     ]
-    return {name for name, _ in every} - set(_names(model))
+    return {name for name, _ in every} - set(names)
 
 
-def _check_shapes(model: torch.nn.Module, shapes: Mapping[str, Any]) -> None:
-    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def _check_shapes(
+    weights: Mapping[str, tuple[str, torch.Tensor]], shapes: Mapping[str, Any]
+) -> None:
     for name, shape in shapes.items():
         if name not in weights:
             raise ValueError(f"the model has no weight {name!r}")
-        if len(tuple(shape)) != weights[name].dim():
-            raise ValueError(f"the weight {name!r} has {weights[name].dim()} axes, not {shape}")
+        axes = weights[name][1].dim()
+        if len(tuple(shape)) != axes:
+            raise ValueError(f"the weight {name!r} has {axes} axes, not {shape}")

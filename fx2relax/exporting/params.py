@@ -99,6 +99,14 @@ class Params(Mapping[str, Param]):
         """The names of the weights without data."""
         return [p.name for p in self.values() if not p.bound]
 
+    def check_bound(self) -> None:
+        """Raise WeightError, which lists them, if weights have no data."""
+        missing = self.unbound
+        if missing:
+            raise WeightError(
+                f"{len(missing)} weights have no data: {', '.join(missing[:_LISTED])}"
+            )
+
     def unbind(self) -> None:
         """Let go of all data."""
         for param in self.values():

@@ -85,15 +85,6 @@ class _NamedMaker(Maker):
         return self.symbol(name, tirx.Var(name, "int64"), self.sizes.known[name])
 
 
-def fixed_sizes(model: torch.nn.Module, specs: Any) -> set[int]:
-    """The numbers among the sizes of weights and inputs."""
-    found = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
-    for leaf in pytree.tree_leaves(specs, is_leaf=is_pair):
-        shape = leaf[0] if is_pair(leaf) else getattr(leaf, "shape", ())
-        found.update(s for s in shape if isinstance(s, int))
-    return found
-
-
 def shape_text(ty: Any) -> tuple[int | str, ...]:
     """The sizes of a Relax tensor or shape type: ints, and text over the names of variables."""
     return tuple(v if isinstance(v, int) else text(v) for v in shape_values(ty) or ())
