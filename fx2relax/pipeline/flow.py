@@ -12,6 +12,25 @@ from tvm import relax
 CALLBACKS = ("relax.call_pure_packed", "relax.call_inplace_packed")
 
 
+class Added:
+    """Bindings that a pass writes by hand, behind one another.
+
+    Attributes:
+        bindings: so far.
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self.bindings: list[Any] = []
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """A variable for an expression."""
+        value = self._builder.normalize(value)
+        var = relax.Var(name, value.ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+
 class Flow:
     """The bindings of one function.
 

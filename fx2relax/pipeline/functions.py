@@ -11,6 +11,8 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .flow import Added
+
 #: What a module's public function is called before it has a name among others: the kernels of a
 #: function ``add`` may be called so too.
 UNNAMED = "fx2relax_unnamed"
@@ -88,14 +90,7 @@ def with_own_effects(function: Any) -> Any:
     count = int(function.attrs["num_input"]) - 1
     io, body = function.params[count], function.body
     builder = relax.BlockBuilder()
-    made: list[Any] = []
-
-    def bind(name: str, value: Any) -> Any:
-        value = builder.normalize(value)
-        var = relax.Var(name, value.ty)
-        made.append(relax.VarBinding(var, value))
-        return var
-
+    bind = Added(builder)
     own = bind("own", relax.TupleGetItem(body.body, 0))
     fields = [own]
     if isinstance(own.ty, relax.TupleType):
@@ -103,7 +98,7 @@ def with_own_effects(function: Any) -> Any:
     effects = bind("effects", relax.TupleGetItem(body.body, 1))
     result = bind("result", relax.Tuple([*fields, bind("_io", relax.TupleGetItem(effects, 0))]))
     begun = relax.VarBinding(io, builder.normalize(relax.op.null_value()))
-    blocks = [relax.BindingBlock([begun]), *body.blocks, relax.BindingBlock(made)]
+    blocks = [relax.BindingBlock([begun]), *body.blocks, relax.BindingBlock(bind.bindings)]
     params = [p for i, p in enumerate(function.params) if i != count]
     whole = builder.normalize(relax.SeqExpr(blocks, result))
     changed = relax.Function(params, whole, result.ty, function.is_pure)

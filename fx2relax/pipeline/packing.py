@@ -22,7 +22,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import native
-from .flow import bindings, dtype_of, name_of, result_of, sizes_of
+from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
 from .library import PREFIX
 from .lift import TRANSFORM, is_transform
 
@@ -204,14 +204,7 @@ def _transform(
 ) -> Any:
     """A transform of weights, or one that would return them as they are, that packs some."""
     builder = relax.BlockBuilder()
-    added: list[Any] = []
-
-    def bind(hint: str, value: Any) -> Any:
-        value = builder.normalize(value)
-        var = relax.Var(hint, value.ty)
-        added.append(relax.VarBinding(var, value))
-        return var
-
+    bind = Added(builder)
     if before is None:
         made = relax.Var("params", relax.TupleType([w.ty for w in weights]))
         params, blocks = [made], []
@@ -230,9 +223,9 @@ def _transform(
         objects.append(bind(var.name, call))
     result = bind("result", relax.Tuple([*(fields[i] for i in kept), *objects]))
     if parts:
-        blocks = [relax.DataflowBlock(_at_once(blocks[0].bindings[:-1], added))]
+        blocks = [relax.DataflowBlock(_at_once(blocks[0].bindings[:-1], bind.bindings))]
     else:
-        blocks.append(relax.BindingBlock(added))
+        blocks.append(relax.BindingBlock(bind.bindings))
     body = builder.normalize(relax.SeqExpr(blocks, result))
     attrs = {"global_symbol": name} if before is None else before.attrs
     function = relax.Function(params, body, result.ty)

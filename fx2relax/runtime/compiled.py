@@ -122,19 +122,22 @@ def _reason(error: Exception) -> str:
     return text[-2000:] or f"{type(error).__name__}: {error}"
 
 
-def _key(compiler: Sequence[str], flags: Sequence[str], files: Sequence[Path]) -> str:
-    """A digest of everything that decides what the compiled library is."""
-    program = Path(compiler[0]).resolve()
+def compiler_facts(command: Sequence[str]) -> list[str]:
+    """What decides what a compiler makes of a source, as text."""
+    program = Path(command[0]).resolve()
     status = program.stat()
-    parts = [
-        *compiler,
+    return [
+        *command,
         f"{program} {status.st_size} {status.st_mtime_ns}",
-        *flags,
         platform.system(),
         platform.machine(),
-        torch.__version__,
         tvm_ffi.__version__,
     ]
+
+
+def _key(compiler: Sequence[str], flags: Sequence[str], files: Sequence[Path]) -> str:
+    """A digest of everything that decides what the compiled library is."""
+    parts = [*compiler_facts([*compiler, *flags]), torch.__version__]
     digest = hashlib.sha256("\0".join(parts).encode())
     for file in files:
         digest.update(b"\0" + file.name.encode() + b"\0" + file.read_bytes())

@@ -22,6 +22,9 @@ from fx2relax.runtime.heap import give_back
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.weights import Weights
 
+# Weights of fewer bytes leave nothing behind that is worth a walk over the heap.
+_LARGE = 8 << 20
+
 
 class Program:
     """One compiled graph.
@@ -57,7 +60,8 @@ class Program:
         lifted = machines.machine.module.implements_function(transform)
         calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
-        lift = _Transform(executable, where, transform) if lifted else None
+        size = sum(s.val.numel() * s.val.element_size() for s in frozen)
+        lift = _Transform(executable, where, transform, size) if lifted else None
         parts = _Parts(imported, self.device, Weights(frozen, lift))
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
         solver = Solver(imported.solved, imported.params) if imported.solved else None
@@ -184,8 +188,10 @@ def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
 class _Machines(threading.local):
     """The virtual machine of each thread: one must not be entered by two at once."""
 
-    def __init__(self, executable: Any, where: Any, name: str) -> None:
-        self.machine = relax.VirtualMachine(executable, where)
+    def __init__(
+        self, executable: Any, where: Any, name: str, memory_cfg: str | None = None
+    ) -> None:
+        self.machine = relax.VirtualMachine(executable, where, memory_cfg=memory_cfg)
         self.main = self.machine[name]
         #: Lets go of what the last call returned.
         self.release = self.machine[RELEASE]
@@ -194,18 +200,24 @@ class _Machines(threading.local):
 class _Transform:
     """Makes what a program takes of its weights.
 
-    In a machine of its own, which goes with what it needed on the way: the pool that machines share
-    never gives memory back.
+    In machines of its own, without the pool that others share and that never gives memory back.
+
+    Args:
+        executable: for TVM's virtual machine.
+        where: TVM's device.
+        name: of the transform.
+        size: of all weights, in bytes.
     """
 
-    def __init__(self, executable: Any, where: Any, name: str) -> None:
-        self.executable, self.where, self.name = executable, where, name
+    def __init__(self, executable: Any, where: Any, name: str, size: int) -> None:
+        self._machines = _Machines(executable, where, name, memory_cfg="naive")
+        self._large = size >= _LARGE
 
     def __call__(self, weights: Any) -> Any:
-        machine = relax.VirtualMachine(self.executable, self.where, memory_cfg="naive")
-        made = machine[self.name](weights)
-        del machine
-        give_back()
+        made = self._machines.main(weights)
+        self._machines.release()
+        if self._large:
+            give_back()
         return made
 
 

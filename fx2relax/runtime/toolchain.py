@@ -22,7 +22,7 @@ import filelock
 
 from fx2relax.compat import tvm_ffi
 from fx2relax.errors import BuildFailure
-from fx2relax.runtime.compiled import cache_folder, find_compiler
+from fx2relax.runtime.compiled import cache_folder, compiler_facts, find_compiler
 
 _SECONDS = 600
 _SUFFIXES = {"cpp": ".cpp", "cuda": ".cu"}
@@ -113,17 +113,7 @@ def _flags(language: str) -> list[str]:
 
 
 def _key(command: Sequence[str], name: str, code: str) -> str:
-    program = Path(command[0]).resolve()
-    status = program.stat()
-    facts = [
-        *command,
-        f"{program} {status.st_size} {status.st_mtime_ns}",
-        platform.system(),
-        platform.machine(),
-        tvm_ffi.__version__,
-        name,
-        code,
-    ]
+    facts = [*compiler_facts(command), name, code]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:20]
 
 
