@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ TOLERANCE = {"inference": 1e-3, "train": 1e-3, "autocast": 5e-2}
 #: A tensor whose values are all small beside the other tensors' is held to this share of theirs:
 #: the gradient of a bias before a BatchNorm is zero but for rounding.
 _SMALL = 0.01
+# Gradients through BatchNorm and ReLU are as uncertain in eager: a sum that is rounded otherwise
+# turns a ReLU on or off. So many times eager's own distance from a float64 run is right, too.
+_TIMES, _FLOOR = 4.0, 1e-6
 
 
 def _pair(got: Tensor, expected: Tensor) -> tuple[float, float]:
@@ -53,3 +57,14 @@ def errors(got: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, fl
         for error, scale in pairs
     )
     return absolute, relative
+
+
+def doubled(tensors: Sequence[Any]) -> list[Any]:
+    """The same, floating-point tensors in float64."""
+    return [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
+
+
+def as_exact(got: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> bool:
+    """Whether results are about as near to those of a float64 run as eager's are."""
+    theirs = errors(doubled(eager), exact)[1]
+    return errors(doubled(got), exact)[1] <= _TIMES * theirs + _FLOOR

@@ -115,7 +115,7 @@ class Driver:
     def run(self, group: Group) -> Group:
         """Fill in the cells of all sides."""
         timed: dict[str, _Timed] = {}
-        reference = self.work / "reference.pt"
+        reference, exact = self.work / "reference.pt", self.work / "exact.pt"
         shutil.rmtree(self.work / "cells", ignore_errors=True)
         try:
             for side in self.sides:
@@ -125,8 +125,10 @@ class Driver:
                     continue
                 client = None
                 try:
-                    client = self._compiled(group, side, cell, reference)
+                    client = self._compiled(group, side, cell, reference, exact)
                     timed[side] = _Timed(client, cell)
+                    if side == "eager" and group.mode == "train":
+                        self._exact(group, exact)
                 except WorkerFailed as failure:
                     self._failed(cell, failure)
                     if client is not None:
@@ -137,6 +139,7 @@ class Driver:
                 each.client.close()
             shutil.rmtree(self.work / "cells", ignore_errors=True)
             reference.unlink(missing_ok=True)
+            exact.unlink(missing_ok=True)
         return group
 
     def _unable(self, side: str, group: Group, timed: dict[str, _Timed]) -> str:
@@ -149,7 +152,21 @@ class Driver:
             return "there is no result of eager to compare with"
         return ""
 
-    def _compiled(self, group: Group, side: str, cell: Cell, reference: Path) -> Client:
+    def _exact(self, group: Group, path: Path) -> None:
+        """Save the results of a float64 run in eager."""
+        self.say(f"{group.name}: eager in float64")
+        cache = self.work / "cells" / "exact"
+        client = self._start(group, "eager", cache)
+        try:
+            self._load(client, group, "eager", cache, exact=True)
+            client.ask("compile")
+            client.ask("save", path=str(path))
+        finally:
+            client.close()
+
+    def _compiled(
+        self, group: Group, side: str, cell: Cell, reference: Path, exact: Path
+    ) -> Client:
         """A worker that has made its first call, which was right or is noted as wrong."""
         cache = self.work / "cells" / _file_name(side)
         if self._primed(side).exists():
@@ -176,7 +193,8 @@ class Driver:
                 client.ask("save", path=str(reference))
                 cell.absolute = cell.relative = 0.0
             else:
-                _judge(cell, client.ask("check", path=str(reference)))
+                double = str(exact) if exact.exists() else None
+                _judge(cell, client.ask("check", path=str(reference), exact=double))
         except WorkerFailed:
             client.close()
             raise
@@ -230,7 +248,9 @@ class Driver:
             file.write(f"== {side}\n")
         return Client(group.threads, cache, log, self.settings.timeout)
 
-    def _load(self, client: Client, group: Group, side: str, cache: Path) -> dict[str, float]:
+    def _load(
+        self, client: Client, group: Group, side: str, cache: Path, exact: bool = False
+    ) -> dict[str, float]:
         return client.ask(
             "load",
             side=side,
@@ -239,6 +259,7 @@ class Driver:
             threads=group.threads,
             mode=group.mode,
             cache=str(cache),
+            exact=exact,
         )
 
     def _primed(self, side: str) -> Path:

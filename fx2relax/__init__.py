@@ -10,6 +10,7 @@ from fx2relax._version import __version__
 
 if TYPE_CHECKING:
     from fx2relax import deploy, extern, pipeline, testing
+    from fx2relax.background import wait_for_compilation
     from fx2relax.custom import custom_op
     from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Imported when they are asked for: an exported model is loaded where there is no PyTorch.
 _PLACES = {
+    "background": ("wait_for_compilation",),
     "custom": ("custom_op",),
     "deploy": ("Artifact", "load"),
     "errors": (
@@ -82,6 +84,7 @@ __all__ = [
     "reset_stats",
     "stats",
     "testing",
+    "wait_for_compilation",
 ]
 
 _WHERE = {name: place for place, names in _PLACES.items() for name in names}

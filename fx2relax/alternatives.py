@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fx2relax.background import Job
 from fx2relax.runtime.heap import give_back
 
 Call = Callable[[Sequence[Any]], Any]
@@ -15,16 +16,40 @@ class Alternatives:
 
     Args:
         programs: by name; the first one runs until another is chosen.
+        missing: the name of one more, and the job that makes it, or None in its place.
     """
 
-    def __init__(self, programs: Mapping[str, Call]) -> None:
+    def __init__(
+        self, programs: Mapping[str, Call], missing: tuple[str, Job] | None = None
+    ) -> None:
         self._programs = dict(programs)
         self._current = next(iter(self._programs.values()))
+        self._missing = missing
+        self._asked = False
 
     @property
     def names(self) -> list[str]:
         """The programs' names, that of the first choice first."""
         return list(self._programs)
+
+    def complete(self) -> bool:
+        """Whether there is no other to come.
+
+        The one that is missing is begun when this is asked for the second time: what runs once is
+        not worth it.
+        """
+        if self._missing is None:
+            return True
+        name, job = self._missing
+        if self._asked:
+            job.start()
+        self._asked = True
+        if not job.done:
+            return False
+        if job.result is not None:
+            self._programs[name] = job.result
+        self._missing = None
+        return True
 
     def use(self, name: str) -> None:
         """Let a program run from now on; one that is not there leaves all as it is."""
@@ -33,6 +58,7 @@ class Alternatives:
     def keep(self, name: str) -> None:
         """Let one run for good, and let go of the others and what they hold of the weights."""
         self.use(name)
+        self._missing = None
         if name in self._programs:
             self._programs = {name: self._programs[name]}
             give_back()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import logging
 import operator
 import time
@@ -29,11 +28,12 @@ from fx2relax import (
     programs,
     registry,
     report,
+    rivals,
     rng_states,
     traced,
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax.alternatives import Alternatives
+from fx2relax.alternatives import Alternatives, Call
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -50,7 +50,6 @@ from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
 log = logging.getLogger("fx2relax")
-_GENERATED = "generated"
 
 # Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
 torch._dynamo.config.allow_rnn = True
@@ -236,40 +235,24 @@ class _Compiler:
 
     def _build(
         self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float, watch: bool
-    ) -> Program | Alternatives:
+    ) -> Call:
         device = _device(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
-        options = self.options
-        if options.library == "auto":
-            options = dataclasses.replace(options, library="torch")
-        built, rival = programs.build(graph, specs, options), None
-        if watch:
-            self.verdicts = never_slower.Verdicts(built.store, built.key)
-            rival = self._rival(graph, specs, built.census)
-        _count(built.imported, built.census, time.perf_counter() - start)
-        first = Program(built.imported, built.executable, device, built.calling)
-        if rival is None:
-            return first
-        second = Program(rival.imported, rival.executable, device, rival.calling)
-        self.alternatives = Alternatives({"torch": first.call, _GENERATED: second.call})
-        return self.alternatives
 
-    def _rival(
-        self, graph: torch.fx.GraphModule, specs: list[InputSpec], census: dict[str, int]
-    ) -> programs.Built | None:
-        """The same with generated kernels in the place of library calls, if that may be faster."""
-        assert self.verdicts is not None
-        known = self.verdicts.known.get("()", _GENERATED)
-        if self.options.library != "auto" or not census["library_calls"] or known != _GENERATED:
-            return None
-        options = dataclasses.replace(self.options, library=_GENERATED)
-        try:
-            built = programs.build(graph, specs, options)
-        except Exception as error:
-            log.info("generated kernels are not tried: %s: %s", type(error).__name__, error)
-            return None
-        return built if built.census["library_calls"] < census["library_calls"] else None
+        def callable_of(built: programs.Built) -> Call:
+            return Program(built.imported, built.executable, device, built.calling).call
+
+        if watch:
+            entered = rivals.enter(graph, specs, self.options, callable_of)
+            self.verdicts, self.alternatives = entered.verdicts, entered.alternatives
+            built = entered.built
+            call: Call = entered.alternatives.call
+        else:
+            built = programs.build(graph, specs, rivals.with_library(self.options))
+            call = callable_of(built)
+        _count(built.imported, built.census, time.perf_counter() - start)
+        return call
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
@@ -336,15 +319,12 @@ def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
     )
 
 
-def _guarded(
-    program: Program | Alternatives, graph: torch.fx.GraphModule
-) -> Callable[[tuple[Any, ...]], Any]:
-    """The program, and PyTorch for a call whose arguments the graph was not compiled for.
+def _guarded(direct: Call, graph: torch.fx.GraphModule) -> Callable[[tuple[Any, ...]], Any]:
+    """A program, and PyTorch for a call whose arguments the graph was not compiled for.
 
     Dynamo's guards let through what the ATen graph does not say: AOTAutograd may hand over the
     whole storage of inputs that overlap, larger than what it traced.
     """
-    direct = program.call
 
     def call(arguments: tuple[Any, ...]) -> Any:
         try:

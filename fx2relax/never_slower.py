@@ -20,7 +20,7 @@ import torch.fx
 from fx2relax import report
 from fx2relax.alternatives import Alternatives
 from fx2relax.cache import Store
-from fx2relax.torch_calls import is_ordered
+from fx2relax.torch_calls import draws_nothing, is_ordered, is_random
 
 log = logging.getLogger("fx2relax")
 
@@ -56,7 +56,10 @@ def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
         mutates: whether its caller writes to inputs once it has run.
     """
     return not mutates and not any(
-        node.op == "call_function" and is_ordered(node.target) for node in graph.graph.nodes
+        node.op == "call_function"
+        and is_ordered(node.target)
+        and not (is_random(node.target) and draws_nothing(node))
+        for node in graph.graph.nodes
     )
 
 
@@ -101,7 +104,7 @@ class Contest:
         self._program, self._eager = program, eager
         self._nodes, self._verdicts = nodes, verdicts
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
-        self._several = len(self._alternatives.names) > 1
+        self._several = False
         self._lock = threading.Lock()
         self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
         self._fastest: dict[tuple[int, ...], str] = {}
@@ -130,6 +133,7 @@ class Contest:
     def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
         known = self._verdicts.known.get(str(sizes))
         if known is not None and known in (EAGER, *self._alternatives.names):
+            self._several = len(self._alternatives.names) > 1
             self._decide(sizes, known)
             return self(*arguments)
         if len(self._fastest) >= _SIZES:
@@ -140,6 +144,9 @@ class Contest:
         if watched or not self._lock.acquire(blocking=False):
             return self._program(*arguments)
         try:
+            if not self._alternatives.complete():
+                return self._program(*arguments)
+            self._several = len(self._alternatives.names) > 1
             return self._timed(sizes, arguments)
         finally:
             self._lock.release()

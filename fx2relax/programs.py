@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Built:
         census: how many kernels and library calls it has, see `pipeline.census`.
         store: where it is kept, if it is.
         key: by which.
+        draft: what it was compiled from; None where it was found compiled.
     """
 
     imported: Imported
@@ -49,26 +50,134 @@ class Built:
     census: dict[str, int]
     store: cache.Store | None = None
     key: str = ""
+    draft: Draft | None = None
 
 
-def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options) -> Built:
+@dataclass
+class Draft:
+    """A graph that was imported, to be compiled in one way or another.
+
+    Attributes:
+        imported: the Relax module, and what the runtime has to know.
+        said: what is stored of it; None where it cannot be.
+    """
+
+    imported: Imported
+    said: dict[str, Any] | None
+
+    def compile(
+        self,
+        library: str,
+        store: cache.Store | None,
+        key: str,
+        *,
+        workers: int = 2,
+        checkpoint: Callable[[], None] = lambda: None,
+    ) -> Built:
+        """Compile it, and keep the program where there is a store.
+
+        Args:
+            library: one of `pipeline.lower`'s.
+            store: where it is kept.
+            key: by which.
+            workers: how many kernels are compiled at a time.
+            checkpoint: called now and then; what it raises is raised.
+
+        Raises:
+            what `pipeline.lower`, `pipeline.machine_code` and `checkpoint` raise.
+        """
+        imported = self.imported
+        lifted = imported.num_input < len(imported.params)
+        checkpoint()
+        lowered = pipeline.lower(imported.mod, library=library, lift_weights=lifted)
+        checkpoint()
+        census = pipeline.census(lowered)
+        leading = imported.num_input + bool(imported.solved)
+        ready, calling = pipeline.give(lowered, imported.name, leading)
+        # The boundary hands over compact tensors, and the virtual machine looks at their sizes;
+        # nothing does where a kernel is called past it. What PyTorch returns inside a program may
+        # be of another size than its meta function says.
+        checked = bool(imported.torch_calls) or calling.kernel is not None
+
+        def linked() -> bytes | None:
+            return pipeline.library_code(
+                ready, checked=checked, workers=workers, checkpoint=checkpoint
+            )
+
+        if store is not None and self.said is not None:
+            said = {**self.said, "calling": calling.spelled(), "census": census}
+            executable = _stored(store, key, said, linked)
+            if executable is not None:
+                return Built(imported, executable, calling, census, store, key, self)
+        if objects.held(ready):  # objects of the user's are linked, and only a library is
+            library_code = linked()
+            assert library_code is not None
+            return Built(imported, load(library_code), calling, census, draft=self)
+        executable = pipeline.machine_code(ready, checked=checked)
+        return Built(imported, executable, calling, census, draft=self)
+
+
+Place = tuple[cache.Store | None, str]
+
+
+def build(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    where: Place | None = None,
+) -> Built:
     """Compile a graph, or find it compiled.
 
     Args:
         graph: a functional ATen graph; every node carries its fake value in ``meta["val"]``.
         specs: its inputs, see `importer.import_graph`.
         options: the backend's; `library` is one of `pipeline.lower`'s.
+        where: what `place` gave for them, if it was asked.
 
     Raises:
-        what `import_graph`, `pipeline.lower` and `pipeline.machine_code` raise.
+        what `import_graph` and `Draft.compile` raise.
     """
-    store, key = _place(graph, specs, options)
-    if store is not None:
-        found = _find(store, key, graph, specs)
-        if found is not None:
-            report.counters.cache_hits += 1
-            return found
-        report.counters.cache_misses += 1
+    where = where or place(graph, specs, options)
+    found = find(graph, specs, where)
+    if found is not None:
+        return found
+    return _draft(graph, specs, options, where[0] is not None).compile(options.library, *where)
+
+
+def another(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    draft: Draft | None,
+) -> Built | Callable[[Callable[[], None]], Built]:
+    """What `build` does for a graph that was built with another `library` just before.
+
+    Args:
+        graph: see `build`.
+        specs: the same.
+        options: the same.
+        draft: what the first program was compiled from, if it was compiled.
+
+    Returns:
+        the program where it was compiled before, else what compiles it, in any thread; it takes
+        a function that is called now and then, and raises what that raises.
+
+    Raises:
+        what `import_graph` raises.
+    """
+    where = place(graph, specs, options)
+    found = find(graph, specs, where)
+    if found is not None:
+        return found
+    made = draft or _draft(graph, specs, options, where[0] is not None)
+    return lambda checkpoint: made.compile(
+        options.library, *where, workers=1, checkpoint=checkpoint
+    )
+
+
+def _draft(
+    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options, stored: bool
+) -> Draft:
     sizes = _Sizes(graph)
     with registry.watched() as used:
         imported = import_graph(
@@ -80,45 +189,20 @@ def build(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Opti
             output_strides=True,
             halves=True,
         )
-    lowered = pipeline.lower(
-        imported.mod,
-        library=options.library,
-        lift_weights=imported.num_input < len(imported.params),
-    )
-    census = pipeline.census(lowered)
-    leading = imported.num_input + bool(imported.solved)
-    ready, calling = pipeline.give(lowered, imported.name, leading)
-    # The boundary hands over compact tensors, and the virtual machine looks at their sizes; nothing
-    # does where a kernel is called past it. What PyTorch returns inside a program may be of another
-    # size than its meta function says.
-    checked = bool(imported.torch_calls) or calling.kernel is not None
-    if store is not None:
-        try:
-            custom = [target_name(c.target) for c in used if not shipped(c)]
-            if custom:
-                raise NoSpelling("a converter of the user's")
-            said = {
-                "imported": record(imported, graph, specs),
-                "calling": calling.spelled(),
-                "census": census,
-                "guards": sizes.guards(),
-            }
-        except NoSpelling as error:
-            report.counters.cache_skipped[str(error)] += 1
-        else:
-            executable = _stored(store, key, said, ready, checked)
-            if executable is not None:
-                return Built(imported, executable, calling, census, store, key)
-    if objects.held(ready):  # objects of the user's are linked, and only a library is
-        library = pipeline.library_code(ready, checked=checked)
-        assert library is not None
-        return Built(imported, load(library), calling, census)
-    return Built(imported, pipeline.machine_code(ready, checked=checked), calling, census)
+    if not stored:
+        return Draft(imported, None)
+    try:
+        custom = [target_name(c.target) for c in used if not shipped(c)]
+        if custom:
+            raise NoSpelling("a converter of the user's")
+        said = {"imported": record(imported, graph, specs), "guards": sizes.guards()}
+    except NoSpelling as error:
+        report.counters.cache_skipped[str(error)] += 1
+        return Draft(imported, None)
+    return Draft(imported, said)
 
 
-def _place(
-    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options
-) -> tuple[cache.Store | None, str]:
+def place(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options) -> Place:
     """Where a graph's program is kept, and by which key."""
     store = cache.open_store(options.cache, options.cache_size)
     if store is None:
@@ -130,7 +214,20 @@ def _place(
         return None, ""
 
 
-def _find(
+def find(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], where: Place) -> Built | None:
+    """What `build` gives where the graph was compiled before."""
+    store, key = where
+    if store is None:
+        return None
+    found = _restored(store, key, graph, specs)
+    if found is None:
+        report.counters.cache_misses += 1
+    else:
+        report.counters.cache_hits += 1
+    return found
+
+
+def _restored(
     store: cache.Store, key: str, graph: torch.fx.GraphModule, specs: Sequence[InputSpec]
 ) -> Built | None:
     entry = store.get(key)
@@ -148,10 +245,12 @@ def _find(
         return None
 
 
-def _stored(store: cache.Store, key: str, said: Any, ready: Any, checked: bool) -> Any:
+def _stored(
+    store: cache.Store, key: str, said: dict[str, Any], link: Callable[[], bytes | None]
+) -> Any:
     """Compile to a library, keep it and load it; None where there is no linker."""
     try:
-        library = pipeline.library_code(ready, checked=checked)
+        library = link()
     except pipeline.LinkError as error:
         log.warning("a program is not stored: %s", error)
         return None

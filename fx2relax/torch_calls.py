@@ -55,6 +55,18 @@ def is_ordered(target: Any) -> bool:
     return is_random(target) or target._schema.is_mutable or target._schema.name in _IMPURE
 
 
+def draws_nothing(node: Node) -> bool:
+    """Whether a call of an operator that draws random numbers draws none: its dropout is 0."""
+    if not is_random(node.target):
+        return True
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    places = [i for i, a in enumerate(arguments) if a.name == "dropout_p"]
+    if not places:
+        return False
+    given = node.kwargs.get("dropout_p", arguments[places[0]].default_value)
+    return bool((node.args[places[0]] if places[0] < len(node.args) else given) == 0)
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a tensor lies in memory: what a draw fills first, and what it fills once.

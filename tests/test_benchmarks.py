@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks import figures, memory, tables
 from benchmarks.__main__ import main
-from benchmarks.agreement import TOLERANCE, errors
+from benchmarks.agreement import TOLERANCE, as_exact, errors
 from benchmarks.cases import KERNELS, NETWORKS, TRAINED
 from benchmarks.client import Client, WorkerFailed
 from benchmarks.driver import Driver, _judge, groups
@@ -104,6 +104,14 @@ def test_errors():
     assert errors([torch.ones(2), torch.tensor([2e-9])], [torch.ones(2), torch.tensor([1e-9])])[
         1
     ] == pytest.approx(1e-7)
+
+
+def test_what_is_as_uncertain_in_eager_is_no_error():
+    exact = [torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([3])]
+    eager = [torch.tensor([1.0, 2.01]), torch.tensor([3])]
+    assert as_exact([torch.tensor([1.0, 1.97]), torch.tensor([3])], eager, exact)
+    assert not as_exact([torch.tensor([1.0, 1.95]), torch.tensor([3])], eager, exact)
+    assert not as_exact([torch.tensor([1.0, 2.0]), torch.tensor([4])], eager, exact)
 
 
 def test_a_wrong_result_is_marked():

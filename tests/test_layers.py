@@ -19,7 +19,8 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"programs"}, {"never_slower"}, {"extern"}, {"ahead"}],
+    [{"rivals"}, {"extern"}, {"ahead"}],
+    [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
     [
@@ -47,6 +48,7 @@ LAYERS = [
     [
         {
             "agreement",
+            "background",
             "closeness",
             "registry",
             "promotion",

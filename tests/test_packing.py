@@ -151,6 +151,24 @@ def test_packed_products(turned, biased):
     torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias))
 
 
+half = pytest.mark.skipif(
+    not library.computes_in("bfloat16"),
+    reason="oneDNN does not compute in bfloat16 on this processor",
+)
+
+
+@mkldnn
+@half
+@pytest.mark.parametrize("rows", [0, 1, 7, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_products_in_bfloat16_are_eagers(rows, biased):
+    x, weight, *bias = (t.bfloat16() for t in (random(rows, 64), random(96, 64), random(96)))
+    bias = bias if biased else []
+    held = function("pack_linear")(*passed(weight, tvm_ffi.Shape((1, 256))))
+    made = torch.from_dlpack(function("packed_linear")(*passed(x), held, *passed(*bias)))
+    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias), rtol=0, atol=0)
+
+
 @mkldnn
 def test_errors_of_packed_calls():
     held = function("pack_linear")(*passed(random(96, 64), tvm_ffi.Shape((1, 120))))
@@ -211,6 +229,27 @@ def test_a_wide_product_is_packed_for_many_rows_only(monkeypatch):
     assert "library.rows_nt" in lowered(linear, random(8, 728), monkeypatch=monkeypatch)[0]
     narrow = lowered(torch.nn.Linear(1456, 728), random(64, 1456), monkeypatch=monkeypatch)[0]
     assert "library.matmul_nt" in narrow
+
+
+@mkldnn
+@half
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_autocast_takes_packed_products_and_their_bias(dynamic, monkeypatch):
+    net = torch.nn.Sequential(
+        torch.nn.Linear(160, 192), torch.nn.Tanh(), torch.nn.Linear(192, 128, bias=False)
+    )
+    x = random(6, 160)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        text, run = lowered(net, x, monkeypatch=monkeypatch)
+        assert text.count("library.packed_linear") == 2
+        assert "library.matmul" not in text
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(0.5)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(run(x), net(x), rtol=0, atol=0)
 
 
 @mkldnn

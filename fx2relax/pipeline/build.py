@@ -6,6 +6,7 @@ library calls behind `R.call_dps_packed`. `build` carries on to machine code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -128,8 +129,22 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
         return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
 
 
-def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes | None:
+def library_code(
+    mod: Any,
+    *,
+    target: Any = None,
+    checked: bool = True,
+    workers: int = 2,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> bytes | None:
     """`machine_code` ahead of time.
+
+    Args:
+        mod: see `machine_code`, as for all but the next two.
+        target: the same.
+        checked: the same.
+        workers: how many kernels are compiled at a time.
+        checkpoint: called between kernels; what it raises is raised.
 
     Returns:
         the bytes of a shared library that `runtime.loading.load` makes an executable of; None
@@ -143,7 +158,8 @@ def library_code(mod: Any, *, target: Any = None, checked: bool = True) -> bytes
     with target:
         mod = _to_virtual_machine()(mod)
     # LLVM's options belong to the process: with options of its own a module is compiled alone.
-    return shared_library(mod, target, NAME if checked else UNCHECKED, workers=2 - alone)
+    workers = 1 if alone else workers
+    return shared_library(mod, target, NAME if checked else UNCHECKED, workers, checkpoint)
 
 
 def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:

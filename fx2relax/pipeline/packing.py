@@ -22,8 +22,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import native
+from ..runtime.library import computes_in
 from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
-from .library import PREFIX
+from .library import HALF, PREFIX
 from .lift import TRANSFORM, is_transform
 
 #: Up to as many rows, a product is faster in the helper's own kernel than in the library.
@@ -32,6 +33,9 @@ FEW_ROWS = 16
 # columns than they took; MKL's kernel was as fast elsewhere.
 _MOST_ROWS = 256
 _LEAST_WEIGHT = 1 << 20
+# In half precision oneDNN reorders an unpacked weight at each call, to the same digits: packed,
+# products of 128 rows took 0.92 of the time, of one row half of it.
+_LEAST_HALF = 1 << 14
 # An unpacked convolution reorders its weight at each call, which shows where the weight is large
 # and is used at few places.
 _MOST_PLACES = 1024
@@ -103,20 +107,28 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         operands = list(call.args[1].fields)
         x, weight = operands[:2]
         sizes, matrix = sizes_of(x), sizes_of(weight)
-        wanted = {dtype_of(v) for v in (*operands, call)} == {"float32"}
-        if not wanted or not sizes or matrix is None or len(matrix) != 2:
+        dtypes = {dtype_of(v) for v in (*operands, call)}
+        if len(dtypes) != 1 or not sizes or matrix is None or len(matrix) != 2:
             return call
         rows = _product_of(sizes[:-1])
-        if rows is None or rows <= FEW_ROWS:  # the helper looks again at each call
+        half = dtypes <= set(HALF) and computes_in(min(dtypes))
+        if not half and dtypes != {"float32"}:
+            return call
+        if not half and (rows is None or rows <= FEW_ROWS):  # the helper looks again at each call
             other = f"{PREFIX}rows_{name[-2:]}"
             return relax.call_dps_packed(other, relax.Tuple(operands), out_ty=call.ty)
         turned = name == "matmul_nt"
         n, k = matrix if turned else reversed(matrix)
         if len(sizes) < 2 or not (isinstance(n, int) and isinstance(k, int)):
             return call
-        if rows > _MOST_ROWS or n * k < _LEAST_WEIGHT or n < 2 * k:
+        if half:
+            pays = n * k >= _LEAST_HALF
+        else:
+            few = rows is not None and rows <= _MOST_ROWS
+            pays = few and n * k >= _LEAST_WEIGHT and n >= 2 * k
+        if not pays:
             return call
-        weight = self._pack(weight, "pack_linear", [[int(turned), rows]])
+        weight = self._pack(weight, "pack_linear", [[int(turned), rows or _MOST_ROWS]])
         if weight is None:
             return call
         return _pure("packed_linear", [x, weight, *operands[2:]], call.ty)
@@ -129,7 +141,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         values = [int(v.value) for v in settings.values]
         sizes, kernel, out = sizes_of(x), sizes_of(weight), sizes_of(call)
         last = name.endswith("_nhwc")
-        if sizes and kernel and out and self._pays(values, sizes, kernel, out, last):
+        wanted = dtype_of(weight) == "float32"
+        if wanted and sizes and kernel and out and self._pays(values, sizes, kernel, out, last):
             ending = "_nhwc" if last else ""
             logical = [sizes[0], sizes[-1], *sizes[1:-1]] if last else sizes
             packed = self._pack(weight, f"pack_conv{ending}", [values, logical])
@@ -150,7 +163,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
         """The variable of a packed weight, if it may be packed so: a weight is packed one way."""
-        if weight not in self._weights or dtype_of(weight) != "float32":
+        if weight not in self._weights:
             return None
         made = self.packed.get(weight)
         if made is None:

@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,13 @@ def linker() -> tuple[str, ...] | None:
     return (found, "-shared", "-fPIC")
 
 
-def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes | None:
+def shared_library(
+    mod: Any,
+    target: Any,
+    pipeline: str,
+    workers: int,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> bytes | None:
     """Compile a module that is in the virtual machine's terms.
 
     Args:
@@ -52,6 +58,7 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
         target: a `tvm.target.Target`.
         pipeline: the name of the pipeline for kernels.
         workers: how many kernels may be compiled at a time.
+        checkpoint: called between kernels, in the same thread where there is one worker.
 
     Returns:
         the library; None where there is no linker.
@@ -71,7 +78,7 @@ def shared_library(mod: Any, target: Any, pipeline: str, workers: int) -> bytes 
         )
         library.append(Path(output).read_bytes())
 
-    _emit(mod, target, pipeline, workers, link)
+    _emit(mod, target, pipeline, workers, link, checkpoint)
     return library[0]
 
 
@@ -161,13 +168,21 @@ def _processor(triple: str) -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
-def _emit(mod: Any, target: Any, pipeline: str, workers: int, link: Any) -> None:
+def _emit(
+    mod: Any,
+    target: Any,
+    pipeline: str,
+    workers: int,
+    link: Any,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> None:
     """Compile a module to object files, and hand these to `link(output, objects)`."""
     executable, parts = _compiled(mod, target, pipeline)
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         objects = [str(Path(folder) / f"kernels{n}.o") for n in range(len(parts))]
 
         def emit(part: Any, path: str) -> None:
+            checkpoint()
             _codegen(part, target).write_to_file(path)
 
         if workers > 1 and len(parts) > 1:

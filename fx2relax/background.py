@@ -1,0 +1,155 @@
+"""Compiling that nobody waits for: in one thread, which yields to a fork and to the end."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("fx2relax")
+
+# A fork waits so long for the work at hand: its locks would stay held in the child.
+_FORK_SECONDS = 60.0
+
+
+class Stopped(RuntimeError):
+    """The process ends, or another reason why the work is no longer wanted."""
+
+
+class Job:
+    """Work for the thread.
+
+    Args:
+        work: makes the result; it calls `checkpoint` now and then.
+        what: what it makes, for the log.
+    """
+
+    def __init__(self, work: Callable[[], Any], what: str) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._context = contextvars.copy_context()
+        self._what = what
+        self._begun = False
+        #: What `work` returned; None before it has, and where it failed.
+        self.result: Any = None
+        self.done = False
+
+    def start(self) -> None:
+        """Queue the work, once."""
+        if not self._begun:
+            self._begun = True
+            _worker.add(self)
+
+    def run(self) -> None:
+        """Do the work here."""
+        self._begun = True
+        work, self._work = self._work, None
+        try:
+            if work is not None:
+                self.result = self._context.run(work)
+        except Stopped:
+            pass
+        except Exception as error:
+            log.info("%s: %s: %s", self._what, type(error).__name__, error)
+        finally:
+            self.done = True
+
+
+class _Worker:
+    """The thread and its queue. There is no thread while there is no work."""
+
+    def __init__(self) -> None:
+        self._reset()
+        self.stopping = self.held = False
+
+    def _reset(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.changed = threading.Condition()
+        self.thread: threading.Thread | None = None
+        self.working = threading.Lock()
+
+    def add(self, job: Job) -> None:
+        with self.changed:
+            self.jobs.append(job)
+            if self.thread is None:
+                # At the end of the process it is asked to stop, and waited for.
+                self.thread = threading.Thread(target=self._work, name="fx2relax", daemon=True)
+                self.thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                if not self.jobs or self.stopping:
+                    self.thread = None
+                    self.changed.notify_all()
+                    return
+                job = self.jobs[0]
+            with self.working:
+                job.run()
+            with self.changed:
+                self.jobs.popleft()
+                self.changed.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.jobs, timeout)
+
+    def stop(self) -> None:
+        self.stopping = True
+        thread = self.thread
+        if thread is not None:
+            thread.join()
+
+    def before_fork(self) -> None:
+        own = threading.current_thread() is self.thread
+        self.held = not own and self.working.acquire(timeout=_FORK_SECONDS)
+
+    def after_fork_in_parent(self) -> None:
+        if self.held:
+            self.working.release()
+
+    def after_fork_in_child(self) -> None:
+        """The thread is not there; what it was to do is not done."""
+        for job in self.jobs:
+            job.done = True
+        self._reset()
+
+
+_worker = _Worker()
+atexit.register(_worker.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_worker.before_fork,
+        after_in_parent=_worker.after_fork_in_parent,
+        after_in_child=_worker.after_fork_in_child,
+    )
+
+
+def enabled() -> bool:
+    """Whether there is a thread: unless FX2RELAX_BACKGROUND=0 forbids it."""
+    return os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in ("0", "off", "false")
+
+
+def checkpoint() -> None:
+    """Raise `Stopped` in the thread if its work is no longer wanted."""
+    if _worker.stopping and threading.current_thread() is _worker.thread:
+        raise Stopped
+
+
+def wait_for_compilation(timeout: float | None = None) -> bool:
+    """Wait until nothing is compiled in the background.
+
+    With ``library="auto"`` a graph's second program is compiled while the first one runs. What is
+    to be timed is timed after that, and after the few calls that choose between the two.
+
+    Args:
+        timeout: in seconds; without end when left out.
+
+    Returns:
+        whether all is compiled.
+    """
+    return _worker.wait(timeout)

@@ -1,0 +1,92 @@
+"""The programs of one graph: products in PyTorch's kernels or in generated ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.fx
+
+from fx2relax import background, programs
+from fx2relax.alternatives import Alternatives, Call
+from fx2relax.never_slower import Verdicts
+from fx2relax.options import Options
+from fx2relax.params import InputSpec
+
+log = logging.getLogger("fx2relax")
+
+#: The programs' names, as verdicts are stored under; also what `pipeline.lower` calls them.
+LIBRARY, GENERATED = "torch", "generated"
+
+
+@dataclasses.dataclass
+class Entered:
+    """The programs that run in turns until one is known to be the fastest.
+
+    Attributes:
+        built: the one that is there from the start.
+        alternatives: all of them.
+        verdicts: what is known of them.
+    """
+
+    built: programs.Built
+    alternatives: Alternatives
+    verdicts: Verdicts
+
+
+def enter(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    callable_of: Callable[[programs.Built], Call],
+) -> Entered:
+    """Compile a graph in one way, and find out in which others it may be faster.
+
+    Args:
+        graph: see `programs.build`.
+        specs: the same.
+        options: the backend's.
+        callable_of: what runs a program.
+
+    Raises:
+        what `programs.build` raises.
+    """
+    usual = with_library(options)
+    place = programs.place(graph, specs, usual)
+    verdicts = Verdicts(*place)
+    generated = dataclasses.replace(options, library=GENERATED)
+    open_to_both = options.library == "auto"
+    known = verdicts.known.get("()")
+    if open_to_both and known == GENERATED:
+        kept = programs.find(graph, specs, programs.place(graph, specs, generated))
+        if kept is not None:
+            return Entered(kept, Alternatives({GENERATED: callable_of(kept)}), verdicts)
+    first = programs.build(graph, specs, usual, place)
+    draft, first.draft = first.draft, None
+    ways = {LIBRARY: callable_of(first)}
+    calls = first.census["library_calls"]
+    if not open_to_both or not calls or known not in (None, GENERATED):
+        return Entered(first, Alternatives(ways), verdicts)
+    second = programs.another(graph, specs, generated, draft)
+
+    def made(checkpoint: Callable[[], None] = background.checkpoint) -> Call | None:
+        built = second(checkpoint) if callable(second) else second
+        built.draft = None
+        return callable_of(built) if built.census["library_calls"] < calls else None
+
+    job = background.Job(made, "generated kernels are not tried")
+    if callable(second) and background.enabled():
+        return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts)
+    job.run()
+    if job.result is not None:
+        ways[GENERATED] = job.result
+    return Entered(first, Alternatives(ways), verdicts)
+
+
+def with_library(options: Options) -> Options:
+    """Options for the program that is there from the start."""
+    if options.library != "auto":
+        return options
+    return dataclasses.replace(options, library=LIBRARY)
