@@ -32,6 +32,11 @@ class Alternatives:
         """The programs' names, that of the first choice first."""
         return list(self._programs)
 
+    @property
+    def current(self) -> str:
+        """The name of the one that runs."""
+        return next(name for name, call in self._programs.items() if call is self._current)
+
     def complete(self) -> bool:
         """Whether there is no other to come.
 

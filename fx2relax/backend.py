@@ -30,6 +30,7 @@ from fx2relax import (
     report,
     rivals,
     rng_states,
+    stages,
     traced,
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
@@ -88,6 +89,7 @@ def _compiled(
 ) -> Callable[..., Any]:
     """`relax` with options read, and the names of the weights among the inputs."""
     chosen, names = settings
+    stages.note("captured", graph=graph_module)
     with registry.overrides(chosen.converters), whole_operators():
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names)
@@ -111,6 +113,7 @@ def _compiled(
             _leave_transforms(depth)
             if chosen.on_unsupported == "raise":
                 raise
+            stages.note("untraced", graph=graph_module, error=error)
             log.warning(
                 "a graph of %d nodes could not be traced and runs in PyTorch: %s: %s",
                 len(graph_module.graph.nodes),
@@ -183,18 +186,18 @@ class _Compiler:
         watch = watch and never_slower.leaves_no_trace(graph, mutates)
         # Which way is taken is a matter of time, and their sums differ in the last digits.
         watch = watch and not torch.are_deterministic_algorithms_enabled()
-        return self._compile(graph, self._specs(graph, freeze=True), watch)
+        return self._compile(graph, self._specs(graph, freeze=True), "inference", watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             copy_kept(graph, context.fw_metadata)
-        return self._compile(graph, self._specs(graph, freeze=False))
+        return self._compile(graph, self._specs(graph, freeze=False), "forward")
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         # The backward graph may be compiled when it is first run, outside of the scope of the
         # overrides that were in force for the forward.
-        return self.context.copy().run(self._compile, graph, _plain_specs(graph))
+        return self.context.copy().run(self._compile, graph, _plain_specs(graph), "backward")
 
     def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
         specs = _plain_specs(graph)
@@ -216,9 +219,14 @@ class _Compiler:
         return specs
 
     def _compile(
-        self, graph: torch.fx.GraphModule, specs: list[InputSpec], watch: bool = False
+        self,
+        graph: torch.fx.GraphModule,
+        specs: list[InputSpec],
+        phase: str,
+        watch: bool = False,
     ) -> Any:
         start = time.perf_counter()
+        stages.note("graph", graph=graph, specs=specs, phase=phase)
         writes = take_writes(graph)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
@@ -229,6 +237,7 @@ class _Compiler:
                 if isinstance(error, Fx2RelaxError):
                     raise
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
+            stages.note("failed", error=error)
             eager = self._eager(graph, error, time.perf_counter() - start)
             return _boxed(writing(_of_tuple(eager), writes))
         return _boxed(writing(_guarded(program, graph), writes))
@@ -241,7 +250,9 @@ class _Compiler:
         whole_inputs(graph.graph, specs)
 
         def callable_of(built: programs.Built) -> Call:
-            return Program(built.imported, built.executable, device, built.calling).call
+            program = Program(built.imported, built.executable, device, built.calling)
+            stages.note("program", program=program, built=built)
+            return program.call
 
         if watch:
             entered = rivals.enter(graph, specs, self.options, callable_of)
@@ -251,7 +262,9 @@ class _Compiler:
         else:
             built = programs.build(graph, specs, rivals.with_library(self.options))
             call = callable_of(built)
-        _count(built.imported, built.census, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        _count(built.imported, built.census, seconds)
+        stages.note("compiled", seconds=seconds, call=call, alternatives=self.alternatives)
         return call
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:

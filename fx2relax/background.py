@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from fx2relax import stages
+
 log = logging.getLogger("fx2relax")
 
 # A fork waits so long for the work at hand: its locks would stay held in the child.
@@ -130,8 +132,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def enabled() -> bool:
-    """Whether there is a thread: unless FX2RELAX_BACKGROUND=0 forbids it."""
-    return os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in ("0", "off", "false")
+    """Whether there is a thread: unless FX2RELAX_BACKGROUND=0 forbids it, or someone looks on."""
+    return not stages.are_observed() and os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in ("0", "off", "false")
 
 
 def checkpoint() -> None:

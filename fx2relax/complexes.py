@@ -88,6 +88,11 @@ class Complex:
         self._pairs = pairs
 
     @property
+    def held(self) -> list[Any]:
+        """The Relax tensors that hold it."""
+        return [self._pairs] if self._parts is None else list(self._parts)
+
+    @property
     def has_parts(self) -> bool:
         """Whether it is held by its parts, and not by the pairs alone."""
         return self._parts is not None

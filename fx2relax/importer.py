@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import kept, objects, routes
+from fx2relax import kept, objects, routes, stages
 from fx2relax.accept import accept
 from fx2relax.casting import cast
 from fx2relax.compat import (
@@ -42,6 +42,7 @@ from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.printing import Prints
 from fx2relax.promotion import promoted
+from fx2relax.provenance import named_after_nodes
 from fx2relax.registry import Converter
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
@@ -123,8 +124,11 @@ class Importer:
             self.builder.emit_func_output(result)
         if self.declined and self.on_unsupported == "raise" and not self.nested:
             raise UnsupportedOpError(missing_ops(self.declined))
+        mod = self.builder.get()
+        if stages.are_observed() and not self.nested:
+            mod = self._told(mod, nodes)
         return Imported(
-            mod=self.builder.get(),
+            mod=mod,
             name=self.name,
             params=params,
             num_input=num_input,
@@ -135,6 +139,26 @@ class Importer:
             nodes=self.nodes,
             converted=self.converted,
         )
+
+    def _told(self, mod: Any, nodes: Sequence[Node]) -> Any:
+        """The module with variables named after their nodes, for whoever looks on."""
+        made = []
+        for node in nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                leaves = pytree.tree_leaves(self.env.get(node))
+                parts = [p for x in leaves for p in (x.held if isinstance(x, Complex) else [x])]
+                made.append((node.name, [p for p in parts if isinstance(p, Var)]))
+        mod, origins = named_after_nodes(mod, self.name, made)
+        stages.note(
+            "imported",
+            mod=mod,
+            name=self.name,
+            origins=origins,
+            graph=self.graph_module,
+            torch_calls=self.calls.made,
+            declined=[(node.name, reason) for node, reason in self.declined],
+        )
+        return mod
 
     # -- before the walk ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch._guards import detect_fake_mode
 
-from fx2relax import cache, objects, pipeline, registry, report
+from fx2relax import cache, objects, pipeline, registry, report, stages
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
 from fx2relax.graph_key import graph_key
@@ -89,20 +89,24 @@ class Draft:
         imported = self.imported
         lifted = imported.num_input < len(imported.params)
         checkpoint()
-        lowered = pipeline.lower(imported.mod, library=library, lift_weights=lifted)
+        with stages.timed("lower"):
+            lowered = pipeline.lower(imported.mod, library=library, lift_weights=lifted)
         checkpoint()
         census = pipeline.census(lowered)
         leading = imported.num_input + bool(imported.solved)
-        ready, calling = pipeline.give(lowered, imported.name, leading)
+        with stages.timed("plan memory"):
+            ready, calling = pipeline.give(lowered, imported.name, leading)
+        stages.note("lowered", mod=lowered, ready=ready, library=library, name=imported.name)
         # The boundary hands over compact tensors, and the virtual machine looks at their sizes;
         # nothing does where a kernel is called past it. What PyTorch returns inside a program may
         # be of another size than its meta function says.
         checked = bool(imported.torch_calls) or calling.kernel is not None
 
         def linked() -> bytes | None:
-            return pipeline.library_code(
-                ready, checked=checked, workers=workers, checkpoint=checkpoint
-            )
+            with stages.timed("compile kernels"):
+                return pipeline.library_code(
+                    ready, checked=checked, workers=workers, checkpoint=checkpoint
+                )
 
         if store is not None and self.said is not None:
             said = {**self.said, "calling": calling.spelled(), "census": census}
@@ -113,7 +117,8 @@ class Draft:
             library_code = linked()
             assert library_code is not None
             return Built(imported, load(library_code), calling, census, draft=self)
-        executable = pipeline.machine_code(ready, checked=checked)
+        with stages.timed("compile kernels"):
+            executable = pipeline.machine_code(ready, checked=checked)
         return Built(imported, executable, calling, census, draft=self)
 
 
@@ -179,7 +184,7 @@ def _draft(
     graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options, stored: bool
 ) -> Draft:
     sizes = _Sizes(graph)
-    with registry.watched() as used:
+    with registry.watched() as used, stages.timed("import"):
         imported = import_graph(
             graph,
             specs,

@@ -78,6 +78,8 @@ LAYERS = [
             "options",
             "size_terms",
             "spec",
+            "provenance",
+            "stages",
             "compat",
             "objects",
             "object_symbols",

@@ -105,9 +105,10 @@ def _along(vector: Any, rank: int, axis: int) -> Any:
 
 @dataclass
 class _Chain:
-    """A product and the arithmetic that follows it: operator, other operand, its side."""
+    """A product, its name, and the arithmetic that follows it: operator, other operand, side."""
 
     root: Any
+    name: str
     steps: list[tuple[str, Any, int]] = field(default_factory=list)
 
 
@@ -137,7 +138,7 @@ class _Folded(PyExprMutator):  # type: ignore[misc]
         return known and plain and len(kinds) == 1 and kinds <= set(_DTYPES)
 
     def _follow(self, binding: Any) -> None:
-        chain, var = _Chain(binding.value), binding.var
+        chain, var = _Chain(binding.value, binding.var.name), binding.var
         ends = {id(value): v for v, value in self.flow.values.items()}
         sizes = sizes_of(var)
         if sizes is None or not isinstance(sizes[_axis(binding.value, len(sizes))], int):
@@ -212,7 +213,7 @@ class _Folded(PyExprMutator):  # type: ignore[misc]
                 minus = relax.const(-1.0, dtype_of(root))
                 scale = emit(_op.multiply(minus if scale is None else scale, minus))
                 shift = vector if shift is None else emit(_op.subtract(vector, shift))
-        product = emit(self._scaled(root, scale))
+        product = emit(self._scaled(root, scale), chain.name)
         if shift is None:
             return product
         channels = sizes[axis]

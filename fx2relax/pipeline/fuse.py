@@ -9,6 +9,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from fx2relax import stages
+
 from .order import sizes_first
 from .results import own_results
 
@@ -20,7 +22,9 @@ def fuse(mod: Any) -> Any:
     passes = relax.transform
     mod = tvm.transform.Sequential([passes.ConvertToDataflow(), passes.FoldConstant()])(mod)
     mod = own_results(_without_empty_constants(mod))
+    stages.note("legal", mod=mod)
     joined = passes.FuseOps()(passes.AnnotateTIROpPattern()(mod))
+    stages.note("grouped", mod=joined)
     try:
         mod = passes.FuseTIR()(sizes_first(joined))
     except tvm.error.InternalError as error:

@@ -77,12 +77,20 @@ class Program:
             "fail": parts.failed,
             "own": parts.own,
         }
+        self._machines = machines
+        #: Whether a call goes past the virtual machine, to the one kernel.
+        self.direct = kernel is not None
         way = Way(calling, imported.params[: imported.num_input], imported.outputs, values)
         #: The same as a call, of a tuple of arguments; it does without the program.
         self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.call(arguments)
+
+    @property
+    def machine(self) -> Any:
+        """The virtual machine that runs it in this thread."""
+        return self._machines.machine
 
 
 class _Parts:

@@ -1,0 +1,158 @@
+"""What became of a model: `explain`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fx2relax import never_slower, stages
+from fx2relax.explaining.build import data
+from fx2relax.explaining.recorder import Recorder
+from fx2relax.explaining.report import Data
+
+__all__ = ["Explanation", "explain"]
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    grad: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """Compile a model, and say what became of each of its operators.
+
+    The model is compiled anew, without the cache on disk, and called until it is known which of its
+    programs is the fastest.
+
+    Args:
+        model: a module or a function, not compiled.
+        inputs: what it is called with.
+        grad: whether gradients are wanted too: the sum of all floating-point results is
+            differentiated, and the backward graph is part of the report. Gradients of weights and
+            inputs are left as they were.
+        kwargs: named arguments of the call.
+        dynamic: see `torch.compile`.
+        options: the backend's, see the README; `cache` is off.
+
+    Returns:
+        the report; print it, show it in a notebook, or ask it to `measure`.
+
+    Raises:
+        what calling the model raises.
+    """
+    torch._dynamo.reset()
+    settings = {**(options or {}), "cache": False}
+    compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
+    call = _caller(compiled, model, inputs, dict(kwargs or {}), grad)
+    recorder = Recorder()
+    with stages.observed(recorder):
+        start = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - start
+        for _ in range(never_slower.SETTLED + 1):
+            call()
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else str(
+        getattr(model, "__name__", type(model).__name__)
+    )
+    return Explanation(data(recorder, name, seconds), recorder, call)
+
+
+class Explanation:
+    """What became of a model.
+
+    Attributes:
+        data: all that is known, as plain data.
+    """
+
+    def __init__(self, data: Data, recorder: Recorder, call: Callable[[], Any]) -> None:
+        self.data = data
+        self._recorder = recorder
+        self._call = call
+
+    def measure(self, seconds: float = 2.0) -> Explanation:
+        """Call the model and time its kernels.
+
+        Args:
+            seconds: how long, about.
+
+        Returns:
+            this report, with times in it.
+        """
+        from fx2relax.explaining.measure import measure
+
+        measure(self.data, self._recorder, self._call, seconds)
+        return self
+
+    def to_json(self) -> str:
+        """All of it as JSON; see `fx2relax.explaining.report.Data` for the fields."""
+        return self.data.to_json()
+
+    def to_html(self) -> str:
+        """A page of its own, in HTML, which needs nothing else."""
+        from fx2relax.explaining.html import page
+
+        return page(self.data)
+
+    def save(self, path: str) -> None:
+        """Write `to_html`, or `to_json` where the name ends in ``.json``."""
+        text = self.to_json() if str(path).endswith(".json") else self.to_html()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def plot(self, kind: str = "layers") -> Any:
+        """A picture by matplotlib.
+
+        Args:
+            kind: "layers" (time of each layer), "timeline" (kernels in order), "roofline"
+                (operations a second over operations a byte) or "levels" (FX, Relax and TIR beside
+                each other). The first three need `measure`.
+
+        Returns:
+            a `matplotlib.figure.Figure`.
+
+        Raises:
+            ValueError: there is no such kind, or it needs times.
+        """
+        from fx2relax.explaining.plots import draw
+
+        return draw(self.data, kind)
+
+    def __str__(self) -> str:
+        from fx2relax.explaining.text import text
+
+        return text(self.data)
+
+    def _repr_html_(self) -> str:
+        from fx2relax.explaining.html import fragment
+
+        return fragment(self.data)
+
+
+def _caller(
+    compiled: Any, model: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], grad: bool
+) -> Callable[[], Any]:
+    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    wanted = [
+        t
+        for t in (*weights, *pytree.tree_leaves((inputs, kwargs)))
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+
+    def inference() -> None:
+        with torch.no_grad():
+            compiled(*inputs, **kwargs)
+
+    def training() -> None:
+        results = pytree.tree_leaves(compiled(*inputs, **kwargs))
+        floats = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        if floats:
+            total = sum(r.abs().sum() if r.is_complex() else r.float().sum() for r in floats)
+            torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
+
+    return training if grad else inference

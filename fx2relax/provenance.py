@@ -1,0 +1,301 @@
+"""Which node of a graph each Relax variable comes from, from import to fused kernels.
+
+The variables of an imported function are named after their nodes; passes keep the names of what
+they keep. Where chains are fused, values are followed: what is computed in the same way of the
+same values is the same value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+# Passes add to names, or count them; the letter keeps what they count apart.
+_MARKED = re.compile(r"^.*?__\d+v")
+
+
+def named_after_nodes(
+    mod: Any, name: str, made: Sequence[tuple[str, Iterable[Any]]]
+) -> tuple[Any, dict[str, str]]:
+    """Name the variables of a function after the nodes that they were made for.
+
+    Args:
+        mod: the module that was imported.
+        name: the function's.
+        made: for each node, in order, its name and the variables that it stands for.
+
+    Returns:
+        the module with other names, and for each name the node.
+    """
+    function = mod[name]
+    ends: dict[Any, str] = {}
+    for node, variables in made:
+        for var in variables:
+            ends.setdefault(var, node)  # a later node that it also stands for has done nothing
+    owners: dict[Any, str] = {}
+    waiting: list[Any] = []
+    for binding in _bindings(function):
+        waiting.append(binding.var)
+        node = ends.get(binding.var)
+        if node is not None:
+            owners.update(dict.fromkeys(waiting, node))
+            waiting.clear()
+    renamer = _Renamer(mod, owners)
+    mod = mod.clone()
+    mod[name] = renamer.visit_expr(function)
+    return mod, renamer.origins
+
+
+@mutator
+class _Renamer(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, owners: dict[Any, str]) -> None:
+        super().__init__(mod)
+        self.owners = owners
+        self.origins: dict[str, str] = {}
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        """A binding, of a variable that is named after its node."""
+        node = self.owners.get(binding.var)
+        if node is None or not isinstance(binding.var, relax.DataflowVar):
+            super().visit_var_binding_(binding)
+            return
+        hint = f"{node}__{len(self.origins)}v"
+        made = self.builder_.emit(self.visit_expr(binding.value), hint)
+        self.origins[made.name] = node
+        self.set_var_remap(binding.var, made)
+
+
+@dataclass
+class Site:
+    """One call of a program's function, in the order in which it runs.
+
+    Attributes:
+        symbol: the kernel's, or the packed function's.
+        kind: "kernel", or "packed".
+        nodes: the nodes that it computes, in the graph's order.
+        inputs: the types of what it reads.
+        output: the type of what it gives.
+    """
+
+    symbol: str
+    kind: str
+    nodes: list[str] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    output: Any = None
+
+
+class Trail:
+    """Follows the nodes of one function through the passes.
+
+    Args:
+        name: the function's.
+        origins: what `named_after_nodes` returned.
+        order: the nodes' names, in the graph's order.
+    """
+
+    def __init__(self, name: str, origins: dict[str, str], order: Sequence[str]) -> None:
+        self.name = name
+        self.origins = origins
+        self.place = {node: n for n, node in enumerate(order)}
+        #: Nodes whose work is done once, on the weights alone.
+        self.lifted: set[str] = set()
+
+    def node_of(self, name: str) -> str | None:
+        """The node that a variable is named after, also where a pass has added to the name."""
+        marked = _MARKED.match(name)
+        return None if marked is None else self.origins.get(marked.group())
+
+    def sites(self, imported: Any, legal: Any, grouped: Any, final: Any) -> list[Site]:
+        """The calls of the final module, with the nodes that each computes.
+
+        Args:
+            imported: the module after import.
+            legal: before its kernels were grouped.
+            grouped: after that.
+            final: what `pipeline.lower` returned.
+        """
+        own = self._by_variable(imported[self.name], legal)
+        groups = _grouped(legal[self.name], grouped, self.name, own)
+        sites, waiting = [], list(groups)
+        for binding in _bindings(final[self.name]):
+            site = _site(binding)
+            if site is None:
+                continue
+            nodes = self._take(binding.var.name, waiting)
+            site.nodes = sorted(nodes, key=lambda n: self.place.get(n, len(self.place)))
+            sites.append(site)
+        return sites
+
+    def _take(self, name: str, waiting: list[tuple[str, set[str]]]) -> set[str]:
+        for n, (known, nodes) in enumerate(waiting):
+            if known == name:
+                del waiting[: n + 1]
+                return nodes
+        node = self.node_of(name)
+        return set() if node is None else {node}
+
+    def _by_variable(self, before: Any, legal: Any) -> dict[Any, set[str]]:
+        """For each variable of the function that is left, the nodes whose work it has taken over."""
+        survivors = [b.var for b in _bindings(legal[self.name])]
+        found: dict[Any, set[str]] = {}
+        by_node: dict[str, list[Any]] = defaultdict(list)
+        for var in survivors:
+            node = self.node_of(var.name)
+            found[var] = set() if node is None else {node}
+            if node is not None:
+                by_node[node].append(var)
+        transform = f"{self.name}_transform_params"
+        names = [g.name_hint for g in legal.get_global_vars()]
+        once = set()
+        if transform in names:
+            kept = (self.node_of(b.var.name) for b in _bindings(legal[transform]))
+            once = {node for node in kept if node is not None} - set(by_node)
+        users = self._users(before)
+        for node in reversed(list(self.place)):
+            if node in by_node or node in once or node not in users:
+                continue
+            heirs = users[node]
+            if heirs and all(heir in once for heir in heirs):
+                once.add(node)
+                continue
+            places = [by_node[heir][0] for heir in heirs if by_node.get(heir)]
+            by_node[node] = places[:1]
+            for var in places[:1]:
+                found[var].add(node)
+        self.lifted = once
+        self._pass_on(legal[self.name], found)
+        return found
+
+    def _users(self, function: Any) -> dict[str, list[str]]:
+        """For each node, the nodes that read what it makes, nearest first."""
+        users: dict[str, list[str]] = {node: [] for node in self.place}
+        for binding in _bindings(function):
+            own = self.origins.get(binding.var.name)
+            for var in relax.analysis.free_vars(binding.value):
+                source = self.origins.get(var.name)
+                if own is not None and source is not None and source != own:
+                    users.setdefault(source, []).append(own)
+        return users
+
+    def _pass_on(self, function: Any, found: dict[Any, set[str]]) -> None:
+        """Let what a pass has added (a transpose, a cast) be the work of who reads it."""
+        readers: dict[Any, list[Any]] = defaultdict(list)
+        for binding in _bindings(function):
+            for var in relax.analysis.free_vars(binding.value):
+                readers[var].append(binding.var)
+        bindings = list(_bindings(function))
+        # What only the results read is the work of where it comes from.
+        for ordered, near in (
+            (bindings[::-1], lambda b: readers[b.var]),
+            (bindings, lambda b: relax.analysis.free_vars(b.value)),
+        ):
+            for binding in ordered:
+                known = [var for var in near(binding) if found.get(var)]
+                if known and not found.get(binding.var):
+                    found[binding.var] = {max(found[known[0]], key=self._late)}
+
+    def _late(self, node: str) -> int:
+        return self.place.get(node, -1)
+
+
+def _bindings(function: Any) -> Iterator[Any]:
+    body = function.body
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            if isinstance(binding, relax.VarBinding):
+                yield binding
+
+
+def _site(binding: Any) -> Site | None:
+    value = binding.value
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    if name == "relax.call_tir":
+        inputs = [x.ty for x in value.args[1].fields]
+        return Site(value.args[0].name_hint, "kernel", [], inputs, binding.var.ty)
+    if name in ("relax.call_dps_packed", "relax.call_pure_packed"):
+        given = value.args[1].fields if name == "relax.call_dps_packed" else value.args[1:]
+        symbol = str(value.args[0].global_symbol)
+        return Site(symbol, "packed", [], [x.ty for x in given], binding.var.ty)
+    if isinstance(getattr(value, "op", None), relax.ExternFunc):
+        symbol = str(value.op.global_symbol)
+        return Site(symbol, "packed", [], [x.ty for x in value.args], binding.var.ty)
+    return None
+
+
+def _grouped(
+    legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]
+) -> list[tuple[str, set[str]]]:
+    """For each variable of the function after grouping, in order, its name and its nodes."""
+    known: dict[Any, list[Any]] = defaultdict(list)
+    numbers: dict[Any, Any] = {}
+    for binding in _bindings(legal):
+        known[_key(binding.value, numbers)].append(binding.var)
+        numbers[binding.var] = binding.var.name
+    found = []
+    standing: dict[Any, Any] = {v: v.name for v in grouped[name].params}
+    for binding in _bindings(grouped[name]):
+        value = binding.value
+        callee = _callee(value, grouped)
+        if callee is None:
+            twin = _twin(known, _key(value, standing))
+            standing[binding.var] = twin.name if twin is not None else binding.var.name
+            found.append((binding.var.name, own.get(twin, set()) if twin is not None else set()))
+            continue
+        inner = {
+            p: standing.get(a, a) for p, a in zip(callee.params, value.args, strict=True)
+        }
+        nodes: set[str] = set()
+        last = None
+        for step in _bindings(callee):
+            twin = _twin(known, _key(step.value, inner))
+            if twin is not None:
+                nodes |= own.get(twin, set())
+                last = inner[step.var] = twin.name
+            else:
+                inner[step.var] = f"{binding.var.name}/{step.var.name}"
+        standing[binding.var] = last if last is not None else binding.var.name
+        found.append((binding.var.name, nodes))
+    return found
+
+
+def _callee(value: Any, mod: Any) -> Any:
+    """The function of fused steps that an expression calls."""
+    target = getattr(value, "op", None)
+    if not hasattr(target, "name_hint"):
+        return None
+    function = mod[target.name_hint]
+    return function if isinstance(function, relax.Function) else None
+
+
+def _twin(known: dict[Any, list[Any]], key: Any) -> Any:
+    """A variable that holds the same value; each is given once while there is another."""
+    held = known.get(key)
+    if not held:
+        return None
+    return held.pop(0) if len(held) > 1 else held[0]
+
+
+def _key(value: Any, numbers: dict[Any, Any]) -> Any:
+    """What an expression computes, of which values."""
+    if isinstance(value, relax.Var):
+        return numbers.get(value, value.name)
+    if isinstance(value, relax.Tuple):
+        return tuple(_key(x, numbers) for x in value.fields)
+    if isinstance(value, relax.TupleGetItem):
+        return ("item", _key(value.tuple_value, numbers), value.index)
+    operator = getattr(value, "op", None)
+    if operator is not None:
+        name = getattr(operator, "name", None) or getattr(operator, "name_hint", "")
+        arguments = tuple(_key(x, numbers) for x in value.args)
+        return (str(name), arguments, str(getattr(value, "ty_args", "")))
+    if hasattr(value, "name_hint"):
+        return value.name_hint
+    if hasattr(value, "global_symbol"):
+        return str(value.global_symbol)
+    return str(value)
