@@ -71,3 +71,7 @@ class Alternatives:
     def call(self, arguments: Sequence[Any]) -> Any:
         """Run the chosen one."""
         return self._current(arguments)
+
+    def run(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Run the one of this name; the chosen one if it is not there."""
+        return self._programs.get(name, self._current)(arguments)

@@ -47,6 +47,7 @@ from fx2relax.reproduce import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.storages import whole_inputs
+from fx2relax.turns import Turns
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
@@ -182,10 +183,8 @@ class _Compiler:
         metadata = context.fw_metadata if context is not None else None
         infos = metadata.input_info if metadata is not None else []
         mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
-        watch = never_slower.enabled(self.options.never_slower) and metadata is not None
+        watch = self._may_time() and metadata is not None
         watch = watch and never_slower.leaves_no_trace(graph, mutates)
-        # Which way is taken is a matter of time, and their sums differ in the last digits.
-        watch = watch and not torch.are_deterministic_algorithms_enabled()
         return self._compile(graph, self._specs(graph, freeze=True), "inference", watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -231,7 +230,7 @@ class _Compiler:
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
             with _disable_current_modes():
-                program = self._build(graph, specs, start, watch)
+                program = self._build(graph, specs, start, phase, watch)
         except Exception as error:
             if self.options.on_unsupported == "raise":
                 if isinstance(error, Fx2RelaxError):
@@ -243,7 +242,12 @@ class _Compiler:
         return _boxed(writing(_guarded(program, graph), writes))
 
     def _build(
-        self, graph: torch.fx.GraphModule, specs: list[InputSpec], start: float, watch: bool
+        self,
+        graph: torch.fx.GraphModule,
+        specs: list[InputSpec],
+        start: float,
+        phase: str,
+        watch: bool,
     ) -> Call:
         device = _device(graph)
         rng_states.fill_in(graph)
@@ -254,18 +258,31 @@ class _Compiler:
             stages.note("program", program=program, built=built)
             return program.call
 
-        if watch:
+        call: Call
+        alternatives = None
+        if watch or self._takes_turns(phase):
             entered = rivals.enter(graph, specs, self.options, callable_of)
-            self.verdicts, self.alternatives = entered.verdicts, entered.alternatives
-            built = entered.built
-            call: Call = entered.alternatives.call
+            built, alternatives = entered.built, entered.alternatives
+            call = alternatives.call
+            if watch:
+                self.verdicts, self.alternatives = entered.verdicts, alternatives
+            else:
+                call = Turns(alternatives, entered.verdicts)
         else:
             built = programs.build(graph, specs, rivals.with_library(self.options))
             call = callable_of(built)
         seconds = time.perf_counter() - start
         _count(built.imported, built.census, seconds)
-        stages.note("compiled", seconds=seconds, call=call, alternatives=self.alternatives)
+        stages.note("compiled", seconds=seconds, alternatives=alternatives)
         return call
+
+    def _may_time(self) -> bool:
+        # Which way is taken is a matter of time, and their sums differ in the last digits.
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return never_slower.enabled(self.options.never_slower) and not deterministic
+
+    def _takes_turns(self, phase: str) -> bool:
+        return phase != "inference" and self.options.library == "auto" and self._may_time()
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""

@@ -133,7 +133,11 @@ if hasattr(os, "register_at_fork"):
 
 def enabled() -> bool:
     """Whether there is a thread: unless FX2RELAX_BACKGROUND=0 forbids it, or someone looks on."""
-    return not stages.are_observed() and os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in ("0", "off", "false")
+    return not stages.are_observed() and os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in (
+        "0",
+        "off",
+        "false",
+    )
 
 
 def checkpoint() -> None:

@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.ir import is_prim_expr
 from tvm.relax import BlockBuilder, ShapeType, TensorType, TupleType
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.sym import Analyzer
@@ -31,6 +32,7 @@ __all__ = [
     "Expr",
     "IRBuilder",
     "IRModule",
+    "PyExprMutator",
     "Range",
     "ShapeType",
     "T",
@@ -48,6 +50,7 @@ __all__ = [
     "is_shape",
     "is_tensor",
     "is_tuple",
+    "mutator",
     "op",
     "register_global_func",
     "relax",

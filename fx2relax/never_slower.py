@@ -33,8 +33,8 @@ _CLEAR = 3
 SETTLED = _ROUNDS + 1
 # What takes longer than this is timed twice at most.
 _SECONDS = 2.0
-# Graphs of symbolic sizes are timed for so many sizes.
-_SIZES = 32
+#: Graphs of symbolic sizes are timed for so many sizes.
+SIZES = 32
 _NOTE = "fastest"
 #: The way that is no program.
 EAGER = "eager"
@@ -136,7 +136,7 @@ class Contest:
             self._several = len(self._alternatives.names) > 1
             self._decide(sizes, known)
             return self(*arguments)
-        if len(self._fastest) >= _SIZES:
+        if len(self._fastest) >= SIZES:
             return self._program(*arguments)
         watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         # Others that watch PyTorch's calls would see each of them twice; another thread's calls

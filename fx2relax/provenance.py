@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from fx2relax.compat import PyExprMutator, mutator, relax
 
 # Passes add to names, or count them; the letter keeps what they count apart.
 _MARKED = re.compile(r"^.*?__\d+v")
@@ -141,7 +140,7 @@ class Trail:
         return set() if node is None else {node}
 
     def _by_variable(self, before: Any, legal: Any) -> dict[Any, set[str]]:
-        """For each variable of the function that is left, the nodes whose work it has taken over."""
+        """For each variable that is left, the nodes whose work it has taken over."""
         survivors = [b.var for b in _bindings(legal[self.name])]
         found: dict[Any, set[str]] = {}
         by_node: dict[str, list[Any]] = defaultdict(list)
@@ -247,9 +246,7 @@ def _grouped(
             standing[binding.var] = twin.name if twin is not None else binding.var.name
             found.append((binding.var.name, own.get(twin, set()) if twin is not None else set()))
             continue
-        inner = {
-            p: standing.get(a, a) for p, a in zip(callee.params, value.args, strict=True)
-        }
+        inner = {p: standing.get(a, a) for p, a in zip(callee.params, value.args, strict=True)}
         nodes: set[str] = set()
         last = None
         for step in _bindings(callee):

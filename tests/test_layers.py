@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
+    [{"explaining"}],
     [{"onnx_check", "onnx_sides"}],
     [
         {"backend"},
@@ -19,7 +20,7 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"rivals"}, {"extern"}, {"ahead"}],
+    [{"rivals"}, {"turns"}, {"extern"}, {"ahead"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
     [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],

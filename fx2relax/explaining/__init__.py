@@ -57,8 +57,10 @@ def explain(
         seconds = time.perf_counter() - start
         for _ in range(never_slower.SETTLED + 1):
             call()
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else str(
-        getattr(model, "__name__", type(model).__name__)
+    name = (
+        type(model).__name__
+        if isinstance(model, torch.nn.Module)
+        else str(getattr(model, "__name__", type(model).__name__))
     )
     return Explanation(data(recorder, name, seconds), recorder, call)
 

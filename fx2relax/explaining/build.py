@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
-from tvm import relax, tirx
 
+from fx2relax.compat import relax, tirx
 from fx2relax.errors import target_name
 from fx2relax.explaining import work
 from fx2relax.explaining.lines import layer, lines
@@ -61,9 +61,7 @@ def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Grap
     trail = None
     if variant is not None and notes.imported is not None:
         trail = _trail(notes)
-        sites = trail.sites(
-            notes.imported["mod"], variant.legal, variant.grouped, variant.lowered
-        )
+        sites = trail.sites(notes.imported["mod"], variant.legal, variant.grouped, variant.lowered)
         graph.relax = notes.imported["mod"].script(show_meta=False)
         graph.tir = _kernels_text(variant)
         graph.weights = _weights(notes, variant)
@@ -101,9 +99,7 @@ def _computes(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem
 
 
-def _lined(
-    notes: GraphNotes, earlier: list[torch.fx.Node]
-) -> list[tuple[torch.fx.Node, Line]]:
+def _lined(notes: GraphNotes, earlier: list[torch.fx.Node]) -> list[tuple[torch.fx.Node, Line]]:
     nodes = list(notes.graph.graph.nodes)
     known = lines(nodes, earlier)
     return [(node, known.get(node, Line())) for node in nodes if _computes(node)]

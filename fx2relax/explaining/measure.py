@@ -125,7 +125,7 @@ def _sample(val: Any) -> Any:
 
 
 def _median(call: Callable[[], Any], seconds: float) -> float:
-    taken = []
+    taken: list[float] = []
     end = time.perf_counter() + seconds
     while len(taken) < _LEAST or (time.perf_counter() < end and len(taken) < _MOST):
         start = time.perf_counter()

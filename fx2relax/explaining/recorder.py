@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ class GraphNotes:
     specs: list[Any]
     imported: dict[str, Any] | None = None
     variants: list[Variant] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     alternatives: Any = None
     error: Exception | None = None
 
@@ -113,7 +113,7 @@ class Recorder:
         if self.graphs[-1].variants:
             self.graphs[-1].variants[-1].program = program
 
-    def _compiled(self, seconds: float, call: Any, alternatives: Any) -> None:
+    def _compiled(self, seconds: float, alternatives: Any) -> None:
         self.graphs[-1].alternatives = alternatives
         self.graphs[-1].seconds["all"] += seconds
 

@@ -208,9 +208,7 @@ class Data:
         return _shares(self.graphs, lambda node: node.layer or "(model)")
 
 
-def _shares(
-    graphs: list[Graph], key: Callable[[Node], Any]
-) -> list[tuple[Any, float, list[str]]]:
+def _shares(graphs: list[Graph], key: Callable[[Node], Any]) -> list[tuple[Any, float, list[str]]]:
     seconds: dict[Any, float] = {}
     operators: dict[Any, dict[str, None]] = {}
     for graph in graphs:

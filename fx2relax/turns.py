@@ -1,0 +1,82 @@
+"""A training graph runs in the faster of its programs: its first calls take turns.
+
+A call is never made twice: it may draw random numbers, and what it gives is kept for the gradients,
+so that a second result would take as much memory again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fx2relax.alternatives import Alternatives
+from fx2relax.never_slower import SIZES, Verdicts, verdict
+
+
+class Turns:
+    """The programs of one graph as a function of a tuple of arguments.
+
+    Args:
+        alternatives: the programs; the first one runs until another is there.
+        verdicts: what is known of them already.
+    """
+
+    def __init__(self, alternatives: Alternatives, verdicts: Verdicts) -> None:
+        self._alternatives, self._verdicts = alternatives, verdicts
+        self._lock = threading.Lock()
+        self._fastest: dict[tuple[int, ...], str] = {}
+        self._times: dict[tuple[int, ...], dict[str, list[float]]] = {}
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        """Run the graph in its fastest program, or in the one whose turn it is."""
+        sizes = tuple([a for a in arguments if type(a) is int])
+        fastest = self._fastest.get(sizes)
+        if fastest is not None:
+            return self._alternatives.run(fastest, arguments)
+        known = self._verdicts.known.get(str(sizes))
+        if known in self._alternatives.names:
+            self._decide(sizes, known)
+        # Another thread's calls take the cores that are timed.
+        elif len(self._fastest) < SIZES and self._lock.acquire(blocking=False):
+            try:
+                if self._alternatives.complete():
+                    return self._timed(sizes, arguments)
+            finally:
+                self._lock.release()
+        return self._alternatives.call(arguments)
+
+    def _timed(self, sizes: tuple[int, ...], arguments: Sequence[Any]) -> Any:
+        first, *others = self._alternatives.names
+        if not others:
+            self._decide(sizes, first)
+            return self._alternatives.call(arguments)
+        times = self._times.setdefault(sizes, {name: [] for name in (*others, first)})
+        name = min(times, key=lambda way: len(times[way]))
+        start = time.perf_counter()
+        result = self._alternatives.run(name, arguments)
+        times[name].append(time.perf_counter() - start)
+        self._judge(sizes, first, others)
+        return result
+
+    def _judge(self, sizes: tuple[int, ...], first: str, others: list[str]) -> None:
+        times = self._times[sizes]
+        if len({len(taken) for taken in times.values()}) > 1 or len(times[first]) < 2:
+            return
+        best = first
+        for rival in others:
+            # The first call of a program has more to do than the others.
+            pairs = list(zip(times[best][1:], times[rival][1:], strict=True))
+            beaten = verdict(pairs)
+            if beaten is None:
+                return
+            best = rival if beaten else best
+        self._verdicts.add(str(sizes), best)
+        self._decide(sizes, best)
+
+    def _decide(self, sizes: tuple[int, ...], fastest: str) -> None:
+        self._times.pop(sizes, None)
+        self._fastest[sizes] = fastest
+        if not sizes:  # nor will there ever be another
+            self._alternatives.keep(fastest)
