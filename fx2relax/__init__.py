@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedOpError,
         WeightError,
     )
+    from fx2relax.explaining import Explanation, explain
     from fx2relax.exporting import Exported, export, from_exported_program, jit
     from fx2relax.frontend import from_fx
     from fx2relax.registry import Promotion, converts, overrides
@@ -46,6 +47,7 @@ _PLACES = {
         "UnsupportedOpError",
         "WeightError",
     ),
+    "explaining": ("Explanation", "explain"),
     "exporting": ("Exported", "export", "from_exported_program", "jit"),
     "frontend": ("from_fx",),
     "registry": ("Promotion", "converts", "overrides"),
@@ -59,6 +61,7 @@ __all__ = [
     "ArtifactError",
     "BuildFailure",
     "Dim",
+    "Explanation",
     "Exported",
     "Fx2RelaxError",
     "ImportFailure",
@@ -73,6 +76,7 @@ __all__ = [
     "converts",
     "custom_op",
     "deploy",
+    "explain",
     "export",
     "extern",
     "from_exported_program",

@@ -174,9 +174,11 @@ class _Compiler:
         if self.verdicts is None:
             return compiled  # type: ignore[no-any-return]
         nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
-        return never_slower.Contest(
+        contest = never_slower.Contest(
             compiled, graph_module.forward, nodes, self.verdicts, self.alternatives
         )
+        stages.note("contest", contest=contest)
+        return contest
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         context = TracingContext.try_get()

@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -125,6 +126,20 @@ class Contest:
         if self._several:
             self._alternatives.use(fastest)
         return self._program(*arguments)
+
+    @property
+    def in_eager(self) -> bool:
+        """Whether eager is the fastest, for all sizes that were called so far."""
+        return bool(self._fastest) and set(self._fastest.values()) == {EAGER}
+
+    @contextmanager
+    def program_alone(self) -> Iterator[None]:
+        """Let the program run, whatever is faster."""
+        settled, self._settled = self._settled, self._program
+        try:
+            yield
+        finally:
+            self._settled = settled
 
     def _in_eager(self, *arguments: Any) -> Any:
         report.counters.calls += 1

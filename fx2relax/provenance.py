@@ -41,9 +41,9 @@ def named_after_nodes(
     waiting: list[Any] = []
     for binding in _bindings(function):
         waiting.append(binding.var)
-        node = ends.get(binding.var)
-        if node is not None:
-            owners.update(dict.fromkeys(waiting, node))
+        owner = ends.get(binding.var)
+        if owner is not None:
+            owners.update(dict.fromkeys(waiting, owner))
             waiting.clear()
     renamer = _Renamer(mod, owners)
     mod = mod.clone()
@@ -110,7 +110,7 @@ class Trail:
         marked = _MARKED.match(name)
         return None if marked is None else self.origins.get(marked.group())
 
-    def sites(self, imported: Any, legal: Any, grouped: Any, final: Any) -> list[Site]:
+    def sites(self, imported: Any, legal: Any, grouped: Any, final: Any, ready: Any) -> list[Site]:
         """The calls of the final module, with the nodes that each computes.
 
         Args:
@@ -118,17 +118,20 @@ class Trail:
             legal: before its kernels were grouped.
             grouped: after that.
             final: what `pipeline.lower` returned.
+            ready: what machine code is made of: some kernels have become views by then.
         """
-        own = self._by_variable(imported[self.name], legal)
+        own = self._by_variable(imported, legal)
         groups = _grouped(legal[self.name], grouped, self.name, own)
         sites, waiting = [], list(groups)
+        views = {b.var.name for b in _bindings(ready[self.name]) if _is_view(b.value)}
         for binding in _bindings(final[self.name]):
             site = _site(binding)
             if site is None:
                 continue
             nodes = self._take(binding.var.name, waiting)
             site.nodes = sorted(nodes, key=lambda n: self.place.get(n, len(self.place)))
-            sites.append(site)
+            if binding.var.name not in views:
+                sites.append(site)
         return sites
 
     def _take(self, name: str, waiting: list[tuple[str, set[str]]]) -> set[str]:
@@ -149,27 +152,34 @@ class Trail:
             found[var] = set() if node is None else {node}
             if node is not None:
                 by_node[node].append(var)
-        transform = f"{self.name}_transform_params"
         names = [g.name_hint for g in legal.get_global_vars()]
-        once = set()
-        if transform in names:
-            kept = (self.node_of(b.var.name) for b in _bindings(legal[transform]))
-            once = {node for node in kept if node is not None} - set(by_node)
-        users = self._users(before)
+        once = self._on_weights(before) if f"{self.name}_transform_params" in names else set()
+        users = self._users(before[self.name])
         for node in reversed(list(self.place)):
-            if node in by_node or node in once or node not in users:
+            if node in by_node or node in once:
                 continue
-            heirs = users[node]
-            if heirs and all(heir in once for heir in heirs):
-                once.add(node)
-                continue
-            places = [by_node[heir][0] for heir in heirs if by_node.get(heir)]
+            places = [by_node[heir][0] for heir in users[node] if by_node.get(heir)]
             by_node[node] = places[:1]
             for var in places[:1]:
                 found[var].add(node)
         self.lifted = once
         self._pass_on(legal[self.name], found)
         return found
+
+    def _on_weights(self, imported: Any) -> set[str]:
+        """The nodes that read nothing but weights."""
+        function = imported[self.name]
+        leading = int(function.attrs["num_input"])
+        varying = set(function.params[:leading])
+        found: dict[str, bool] = {}
+        for binding in _bindings(function):
+            varies = any(v in varying for v in relax.analysis.free_vars(binding.value))
+            if varies:
+                varying.add(binding.var)
+            node = self.origins.get(binding.var.name)
+            if node is not None:
+                found[node] = found.get(node, True) and not varies
+        return {node for node, alone in found.items() if alone}
 
     def _users(self, function: Any) -> dict[str, list[str]]:
         """For each node, the nodes that read what it makes, nearest first."""
@@ -211,6 +221,10 @@ def _bindings(function: Any) -> Iterator[Any]:
                 yield binding
 
 
+def _is_view(value: Any) -> bool:
+    return str(getattr(getattr(value, "op", None), "name", "")) == "relax.reshape"
+
+
 def _site(binding: Any) -> Site | None:
     value = binding.value
     name = str(getattr(getattr(value, "op", None), "name", ""))
@@ -246,7 +260,7 @@ def _grouped(
             standing[binding.var] = twin.name if twin is not None else binding.var.name
             found.append((binding.var.name, own.get(twin, set()) if twin is not None else set()))
             continue
-        inner = {p: standing.get(a, a) for p, a in zip(callee.params, value.args, strict=True)}
+        inner = {p: _key(a, standing) for p, a in zip(callee.params, value.args, strict=True)}
         nodes: set[str] = set()
         last = None
         for step in _bindings(callee):
@@ -263,7 +277,7 @@ def _grouped(
 
 def _callee(value: Any, mod: Any) -> Any:
     """The function of fused steps that an expression calls."""
-    target = getattr(value, "op", None)
+    target: Any = getattr(value, "op", None)
     if not hasattr(target, "name_hint"):
         return None
     function = mod[target.name_hint]

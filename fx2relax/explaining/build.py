@@ -55,13 +55,16 @@ def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Grap
     graph.stages["other"] = max(0.0, notes.seconds["all"] - sum(graph.stages.values()))
     if notes.error is not None:
         graph.why = f"{type(notes.error).__name__}: {notes.error}"
+    elif notes.contest is not None and notes.contest.in_eager:
+        graph.runs, graph.why = _EAGER, "eager was faster in the first calls, and runs instead"
     elif len(notes.variants) > 1:
         graph.why = "the fastest of its ways in the first calls"
     sites: list[Site] = []
     trail = None
     if variant is not None and notes.imported is not None:
         trail = _trail(notes)
-        sites = trail.sites(notes.imported["mod"], variant.legal, variant.grouped, variant.lowered)
+        modules = (variant.legal, variant.grouped, variant.lowered, variant.ready)
+        sites = trail.sites(notes.imported["mod"], *modules)
         graph.relax = notes.imported["mod"].script(show_meta=False)
         graph.tir = _kernels_text(variant)
         graph.weights = _weights(notes, variant)
@@ -179,7 +182,7 @@ def _ways(graph: Graph, trail: Trail) -> None:
             node.why = "done once: it works on weights alone"
         else:
             node.how = "nothing"
-            node.why = "it names what is there already, or nothing reads it"
+            node.why = "a view of what is there already, or read by nothing"
 
 
 def _kernels_text(variant: Variant) -> str:

@@ -42,6 +42,7 @@ class GraphNotes:
         variants: the programs, in the order in which they were made.
         seconds: by stage.
         alternatives: the programs that were timed against each other, if they were.
+        contest: times them against eager, if anything does.
         error: why it runs in PyTorch, if it does.
     """
 
@@ -52,6 +53,7 @@ class GraphNotes:
     variants: list[Variant] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     alternatives: Any = None
+    contest: Any = None
     error: Exception | None = None
 
     @property
@@ -81,6 +83,7 @@ class Recorder:
             "lowered": self._lowered,
             "program": self._program,
             "compiled": self._compiled,
+            "contest": self._contest,
             "failed": self._failed,
         }
 
@@ -116,6 +119,9 @@ class Recorder:
     def _compiled(self, seconds: float, alternatives: Any) -> None:
         self.graphs[-1].alternatives = alternatives
         self.graphs[-1].seconds["all"] += seconds
+
+    def _contest(self, contest: Any) -> None:
+        self.graphs[-1].contest = contest
 
     def _failed(self, error: Exception) -> None:
         self.graphs[-1].error = error

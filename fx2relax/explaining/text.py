@@ -1,0 +1,118 @@
+"""A report as text, in tables by rich."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fx2relax.explaining import units
+from fx2relax.explaining.report import Data, Graph
+
+_ROWS = 30
+WAYS = {
+    "generated": "generated kernels",
+    "library": "calls of PyTorch's library",
+    "torch": "operators in PyTorch",
+    "weights": "done once on weights",
+    "nothing": "nothing to do",
+}
+
+
+def text(data: Data, width: int = 120) -> str:
+    """All but the programs' own text; long tables are cut."""
+    file = io.StringIO()
+    show(data, Console(file=file, width=width, color_system=None))
+    return file.getvalue()
+
+
+def show(data: Data, console: Console) -> None:
+    """Print a report."""
+    console.print(Text(summary(data)))
+    for graph in data.graphs:
+        console.print(Text(f"\n{graph.name}: {graph_line(graph)}"))
+        console.print(_kernels(graph, data))
+    if data.graphs:
+        console.print(_lines(data))
+    for cut in data.breaks:
+        console.print(Text(f"graph break at {cut.line}  {cut.line.code}\n  {cut.reason}"))
+    for reason in data.eager:
+        console.print(Text(f"in PyTorch: {reason}"))
+
+
+def summary(data: Data) -> str:
+    """The first lines of a report."""
+    count = len(data.graphs)
+    words = [f"{data.model}: {count} graph{'s' if count != 1 else ''}"]
+    words.append(f"{len(data.breaks)} graph break{'s' if len(data.breaks) != 1 else ''}")
+    words.append(f"first call {units.seconds(data.seconds)}")
+    if data.call is not None and data.outside is not None:
+        words.append(f"a call {units.seconds(data.call)}")
+        words.append(f"{units.share(data.call - data.outside, data.call)} of it in kernels")
+    return ", ".join(words)
+
+
+def graph_line(graph: Graph) -> str:
+    """What a graph is made of, in a line."""
+    ways = Counter(node.how for node in graph.nodes)
+    words = [f"{ways[way]} {name}" for way, name in WAYS.items() if ways[way]]
+    parts = [f"{len(graph.nodes)} nodes ({', '.join(words)}), {len(graph.kernels)} kernels"]
+    if graph.why:
+        parts.append(graph.why)
+    if graph.weights.count:
+        weights = graph.weights
+        made = f", of which {weights.made} are made anew once" if weights.made else ""
+        parts.append(f"{weights.count} weights of {units.size(weights.bytes)}{made}")
+    if graph.unplanned:
+        plan = f"{units.size(graph.memory)} for {units.size(graph.unplanned)}"
+        parts.append(f"memory {plan} of values between kernels")
+    stages = ", ".join(f"{k} {units.seconds(v)}" for k, v in graph.stages.items() if v >= 5e-4)
+    if stages:
+        parts.append(f"compiling: {stages}")
+    return "; ".join(parts)
+
+
+def _kernels(graph: Graph, data: Data) -> Table:
+    table = Table(title=f"kernels of {graph.name}", title_justify="left")
+    for name in ("#", "time", "share", "GB/s", "GFLOP/s", "how", "kernel", "nodes", "line"):
+        table.add_column(name, justify="right" if name in ("#", "time", "share") else "left")
+    nodes = {node.name: node for node in graph.nodes}
+    timed = any(k.seconds is not None for k in graph.kernels)
+    kernels = sorted(graph.kernels, key=lambda k: -(k.seconds or 0.0)) if timed else graph.kernels
+    for kernel in kernels[:_ROWS]:
+        lines = dict.fromkeys(str(nodes[n].line) for n in kernel.nodes)
+        table.add_row(
+            str(kernel.number),
+            units.seconds(kernel.seconds),
+            units.share(kernel.seconds or 0.0, data.call or 0.0),
+            units.rate(kernel.bytes, kernel.seconds, "B").removesuffix(" GB/s"),
+            units.rate(kernel.operations, kernel.seconds, "FLOP").removesuffix(" GFLOP/s"),
+            kernel.how,
+            Text(kernel.name, overflow="ellipsis", no_wrap=True),
+            Text(", ".join(kernel.nodes), overflow="ellipsis", no_wrap=True),
+            Text(", ".join(line for line in lines if line)),
+        )
+    if len(kernels) > _ROWS:
+        table.caption = f"and {len(kernels) - _ROWS} more"
+    return table
+
+
+def _lines(data: Data) -> Table:
+    table = Table(title="lines", title_justify="left")
+    for name in ("time", "share", "line", "code", "operators"):
+        table.add_column(name, justify="right" if name in ("time", "share") else "left")
+    rows = data.by_line()
+    for line, spent, operators in rows[:_ROWS]:
+        table.add_row(
+            units.seconds(spent) if data.call is not None else "",
+            units.share(spent, data.call or 0.0),
+            str(line) or "(no line)",
+            Text(line.code, overflow="ellipsis", no_wrap=True),
+            Text(", ".join(operators), overflow="ellipsis", no_wrap=True),
+        )
+    if len(rows) > _ROWS:
+        table.caption = f"and {len(rows) - _ROWS} more"
+    return table

@@ -1,0 +1,253 @@
+"""What `explain` says of models: each node has a way, a line, a kernel, each kernel its time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fx2relax
+from fx2relax.explaining.report import Kernel, Line, Node
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.wide(self.norm(x)))
+        return x + self.narrow(hidden)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(32), Block(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).softmax(-1)
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 32, 3, padding=1)
+        self.bn = nn.BatchNorm2d(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn(self.conv(x)))
+        return F.max_pool2d(y, 2).mean((2, 3))
+
+
+MODELS = {
+    "encoder": (Encoder, (torch.randn(2, 24, 32),)),
+    "pictures": (Pictures, (torch.randn(2, 16, 20, 20),)),
+}
+
+
+def _source(text: str) -> int:
+    """The number of a line of this file, by a part of it."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(n for n, line in enumerate(lines, 1) if text in line)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("library", ["torch", "none"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_node_has_a_line_a_way_and_a_kernel(name: str, library: str, grad: bool) -> None:
+    build, inputs = MODELS[name]
+    report = fx2relax.explain(build().train(grad), *inputs, grad=grad, options={"library": library})
+    phases = [graph.phase for graph in report.data.graphs]
+    assert phases == (["forward", "backward"] if grad else ["inference"])
+    for graph in report.data.graphs:
+        assert graph.nodes
+        assert graph.kernels
+        for node in graph.nodes:
+            assert node.line.file == __file__, node
+            assert node.how in ("generated", "library", "weights", "nothing"), node
+            assert bool(node.kernels) == (node.how in ("generated", "library")), node
+        assert not [kernel for kernel in graph.kernels if not kernel.nodes]
+        for kernel in graph.kernels:
+            for node_name in kernel.nodes:
+                (node,) = [n for n in graph.nodes if n.name == node_name]
+                assert kernel.number in node.kernels
+    ways = {k.how for k in report.data.kernels}
+    assert ways == ({"generated", "library"} if library == "torch" else {"generated"})
+
+
+def test_a_line_leads_to_its_kernels() -> None:
+    model = Encoder().eval()
+    graph = fx2relax.explain(
+        model, torch.randn(2, 24, 32), options={"library": "torch"}
+    ).data.graphs[0]
+    line = _source("hidden = F.gelu(self.wide(self.norm(x)))")
+    own = [node for node in graph.nodes if node.line.number == line]
+    assert {"aten.gelu.default", "aten.addmm.default", "aten.native_layer_norm.default"} <= {
+        node.op for node in own
+    }
+    assert all(node.line.code == "hidden = F.gelu(self.wide(self.norm(x)))" for node in own)
+    products = [n for n in graph.nodes if n.op == "aten.addmm.default"]
+    assert [n.how for n in products] == ["library"] * 4
+    assert [n.layer for n in products] == [
+        f"blocks.{i}.{name}" for i in range(2) for name in ("wide", "narrow")
+    ]
+    assert products[0].operations == 2 * 48 * 32 * 128
+    assert "matmul" in products[0].relax
+    kernels = [graph.kernels[n.kernels[0]] for n in products]
+    assert all("matmul" in k.name or "rows" in k.name for k in kernels)
+    gelu = next(n for n in graph.nodes if n.op == "aten.gelu.default")
+    assert "gelu" in graph.kernels[gelu.kernels[0]].name
+
+
+def test_batch_norm_is_part_of_its_convolution() -> None:
+    report = fx2relax.explain(
+        Pictures().eval(), torch.randn(2, 16, 20, 20), options={"library": "torch"}
+    )
+    (graph,) = report.data.graphs
+    ops = {node.op.split(".")[1]: node for node in graph.nodes}
+    norm, conv = ops["_native_batch_norm_legit_no_training"], ops["convolution"]
+    assert set(norm.kernels) & set(conv.kernels)
+    assert graph.weights.count == 6
+    assert graph.weights.made
+    expected = sum(t.numel() * 4 for n, t in Pictures().state_dict().items() if "tracked" not in n)
+    assert graph.weights.bytes == pytest.approx(expected, abs=8)
+
+
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        draws = torch.rand_like(x)
+        print("a graph break")
+        return (x + draws).erfinv() * 2
+
+
+def test_what_runs_in_pytorch_and_where_graphs_break(capsys: pytest.CaptureFixture[str]) -> None:
+    report = fx2relax.explain(Odd(), torch.randn(5))
+    nodes = [node for graph in report.data.graphs for node in graph.nodes]
+    (draw,) = [node for node in nodes if node.how == "torch"]
+    assert draw.op.startswith("aten.rand")
+    assert draw.line.number == _source("draws = torch.rand_like(x)")
+    assert draw.why
+    (cut,) = report.data.breaks
+    assert cut.line.number == _source('print("a graph break")')
+    assert "print" in cut.reason
+    text = str(report)
+    assert "graph break at test_explain.py" in text
+    assert "operators in PyTorch" in text
+
+
+def test_measured_times_add_up() -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)]).eval()
+    report = fx2relax.explain(model, torch.randn(256, 512))
+    assert report.data.call is None
+    assert report.measure(0.5) is report
+    data = report.data
+    assert data.call is not None
+    assert data.outside is not None
+    assert [k for k in data.kernels if not k.seconds] == []
+    inside = sum(kernel.seconds or 0.0 for kernel in data.kernels)
+    assert 0.5 * data.call < inside <= 1.02 * data.call
+    lines = sum(spent for _, spent, _ in data.by_line())
+    layers = sum(spent for _, spent, _ in data.by_layer())
+    assert math.isclose(lines, inside, rel_tol=1e-6)
+    assert math.isclose(layers, inside, rel_tol=1e-6)
+    assert data.limits is not None
+    assert data.limits.bytes > 1e8
+    assert data.limits.operations > 1e8
+    with torch.no_grad():  # what was measured still runs
+        torch.testing.assert_close(
+            torch.compile(model, backend="relax")(torch.ones(2, 512)), model(torch.ones(2, 512))
+        )
+
+
+def test_a_graph_of_one_kernel_is_measured_too() -> None:
+    report = fx2relax.explain(lambda x: x + 1, torch.randn(1000)).measure(0.2)
+    (kernel,) = report.data.kernels
+    assert kernel.seconds
+    assert kernel.bytes == 8000
+
+
+def test_symbolic_sizes() -> None:
+    report = fx2relax.explain(Encoder().eval(), torch.randn(3, 24, 32), dynamic=True).measure(0.2)
+    (graph,) = report.data.graphs
+    assert [k for k in graph.kernels if not k.seconds] == []
+    assert all(node.line.file == __file__ for node in graph.nodes)
+
+
+class _Tags(HTMLParser):
+    """Checks that what is opened is closed."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.add(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_json_and_pictures(tmp_path: Path) -> None:
+    report = fx2relax.explain(Pictures().eval(), torch.randn(2, 16, 20, 20)).measure(0.2)
+    report.save(str(tmp_path / "report.html"))
+    tags = _Tags()
+    tags.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert tags.open == []
+    assert {"table", "details", "pre"} <= tags.seen
+    assert report._repr_html_() in report.to_html()
+    report.save(str(tmp_path / "report.json"))
+    said = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert said["graphs"][0]["kernels"][0]["seconds"] > 0
+    for kind in ("layers", "timeline", "roofline", "levels"):
+        report.plot(kind).savefig(tmp_path / f"{kind}.png")
+        assert (tmp_path / f"{kind}.png").stat().st_size > 2000
+    with pytest.raises(ValueError, match="no plot is called 'pie'"):
+        report.plot("pie")
+
+
+def test_a_picture_without_times() -> None:
+    report = fx2relax.explain(lambda x: x.sin(), torch.randn(5))
+    with pytest.raises(ValueError, match=r"call measure\(\) first"):
+        report.plot("layers")
+    report.plot("levels")
+
+
+def test_what_a_model_says_is_escaped() -> None:
+    report = fx2relax.explain(lambda x: x.where(x < 2, -x), torch.randn(5))
+    node = Node("a<b", "<script>", Line("<file>", 3, "a < b & c"), why="<why>")
+    report.data.graphs[0].nodes.append(node)
+    report.data.graphs[0].kernels.append(Kernel(0, "<kernel>", "generated", ["a<b"]))
+    page = report.to_html()
+    for text in ("<script>", "<file>", "<why>", "<kernel>", "a < b & c"):
+        assert text not in page
+
+
+def test_gradients_and_the_model_are_left_alone() -> None:
+    model = Encoder()
+    x = torch.randn(2, 24, 32, requires_grad=True)
+    fx2relax.explain(model, x, grad=True)
+    assert x.grad is None
+    assert all(w.grad is None for w in model.parameters())
