@@ -21,7 +21,9 @@ _STYLE = """
 .fx2relax tr + tr td { border-top: 1px solid #eee; }
 .fx2relax td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .fx2relax code, .fx2relax pre { font: 12px/1.45 ui-monospace, monospace; }
-.fx2relax td code { overflow-wrap: anywhere; }
+.fx2relax td code, .fx2relax .of { overflow-wrap: anywhere; }
+.fx2relax .of { color: #666; margin-left: .5rem; }
+.fx2relax .place { font-weight: 600; white-space: nowrap; color: #444; }
 .fx2relax pre { max-height: 28rem; overflow: auto; margin: 0; padding: .6rem; background: #faf9f7; }
 .fx2relax summary { cursor: pointer; padding: .3rem 0; font-weight: 600; }
 .fx2relax .bar { background: #eee; height: .6rem; min-width: 4rem; border-radius: 3px; }
@@ -34,17 +36,19 @@ _STYLE = """
 @media (max-width: 600px) {
   .fx2relax { font-size: 14px; }
   .fx2relax .less { display: none; }
+  .fx2relax td code, .fx2relax .of { display: block; margin: 0; }
+  .fx2relax .bar { min-width: 2rem; }
   .fx2relax th, .fx2relax td { padding: .2rem .4rem; }
 }
 """
 _LINES = 40
 # The columns of each table; the ones with a class are left out on a narrow screen.
 _Column = str | tuple[str, str]
-_SOURCE: list[_Column] = ["time", "share", "line", "code", ("operators", "less")]
+_SOURCE: list[_Column] = ["time", "share", "line", ("operators", "less")]
 _NODES: list[_Column] = ["node", "operator", "how", "line", ("layer", "less"), ("Relax", "less")]
 _KERNELS: list[_Column] = [
-    *(("#", "less"), "time", "share", ("GB/s", "less"), ("GFLOP/s", "less")),
-    *("how", "kernel", "computes"),
+    *(("#", "less"), "time", ("share", "less"), ("GB/s", "less"), ("GFLOP/s", "less")),
+    *("how", "kernel, and what it computes"),
 ]
 
 
@@ -96,12 +100,13 @@ def _lines(data: Data) -> str:
     rows = data.by_line()
     body = []
     for line, spent, operators in rows[:_LINES]:
+        where = escape(str(line) or "(no line)")
         short = ", ".join(name.removeprefix("aten.") for name in operators)
         body.append(
             f'<tr><td class="n">{units.seconds(spent) if data.call is not None else ""}</td>'
             f"<td>{_bar(spent, data.call)}</td>"
-            f'<td><code title="{escape(line.file)}">{escape(str(line) or "(no line)")}</code></td>'
-            f"<td><code>{escape(line.code)}</code></td>"
+            f'<td><b class="place" title="{escape(line.file)}">{where}</b> '
+            f"<code>{escape(line.code)}</code></td>"
             f'<td class="less">{escape(short)}</td></tr>'
         )
     more = f"<p>and {len(rows) - _LINES} more lines</p>" if len(rows) > _LINES else ""
@@ -128,15 +133,16 @@ def _graph(graph: Graph, data: Data) -> Iterable[str]:
 
 def _kernel(kernel: Kernel, nodes: dict[str, Node], data: Data) -> str:
     lines = dict.fromkeys(str(nodes[n].line) for n in kernel.nodes if nodes[n].line.file)
+    places = "".join(f'<b class="place">{escape(line)}</b> ' for line in lines)
     made = ", ".join(kernel.nodes)
     return (
         f'<tr><td class="n less">{kernel.number}</td>'
         f'<td class="n">{units.seconds(kernel.seconds)}</td>'
-        f"<td>{_bar(kernel.seconds or 0.0, data.call)}</td>"
+        f'<td class="less">{_bar(kernel.seconds or 0.0, data.call)}</td>'
         f'<td class="n less">{units.rate(kernel.bytes, kernel.seconds, "B")[:-5]}</td>'
         f'<td class="n less">{units.rate(kernel.operations, kernel.seconds, "FLOP")[:-8]}</td>'
-        f"<td>{_tag(kernel.how)}</td><td><code>{escape(kernel.name)}</code></td>"
-        f"<td><code>{escape(made)}</code> {escape(', '.join(lines))}</td></tr>"
+        f"<td>{_tag(kernel.how)}</td><td><code>{escape(kernel.name)}</code> "
+        f'<span class="of">{escape(made)} {places}</span></td></tr>'
     )
 
 
