@@ -11,6 +11,7 @@ from fx2relax._version import __version__
 if TYPE_CHECKING:
     from fx2relax import deploy, extern, pipeline, testing
     from fx2relax.background import wait_for_compilation
+    from fx2relax.checking import Checked, check, reproduce
     from fx2relax.custom import custom_op
     from fx2relax.deploy import Artifact, load
     from fx2relax.errors import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Imported when they are asked for: an exported model is loaded where there is no PyTorch.
 _PLACES = {
     "background": ("wait_for_compilation",),
+    "checking": ("Checked", "check", "reproduce"),
     "custom": ("custom_op",),
     "deploy": ("Artifact", "load"),
     "errors": (
@@ -60,6 +62,7 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "BuildFailure",
+    "Checked",
     "Dim",
     "Explanation",
     "Exported",
@@ -73,6 +76,7 @@ __all__ = [
     "UnsupportedOpError",
     "WeightError",
     "__version__",
+    "check",
     "converts",
     "custom_op",
     "deploy",
@@ -85,6 +89,7 @@ __all__ = [
     "load",
     "overrides",
     "pipeline",
+    "reproduce",
     "reset_stats",
     "stats",
     "testing",

@@ -43,11 +43,11 @@ from fx2relax.names import weight_names
 from fx2relax.options import Options
 from fx2relax.overlapping import overlapping_write, write_beside
 from fx2relax.params import InputSpec
-from fx2relax.reproduce import write_reproducer
+from fx2relax.reproducers import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.storages import whole_inputs
-from fx2relax.turns import Turns
+from fx2relax.training_contest import Turns
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
@@ -258,7 +258,8 @@ class _Compiler:
         def callable_of(built: programs.Built) -> Call:
             program = Program(built.imported, built.executable, device, built.calling)
             stages.note("program", program=program, built=built)
-            return program.call
+            wrapped: Call = stages.wrapped(program.call, program=program)
+            return wrapped
 
         call: Call
         alternatives = None

@@ -147,13 +147,14 @@ class Importer:
             if node.op == "call_function" and node.target is not operator.getitem:
                 leaves = pytree.tree_leaves(self.env.get(node))
                 parts = [p for x in leaves for p in (x.held if isinstance(x, Complex) else [x])]
-                made.append((node.name, [p for p in parts if isinstance(p, Var)]))
-        mod, origins = named_after_nodes(mod, self.name, made)
+                made.append((node.name, parts))
+        mod, origins, results = named_after_nodes(mod, self.name, made)
         stages.note(
             "imported",
             mod=mod,
             name=self.name,
             origins=origins,
+            results=results,
             graph=self.graph_module,
             torch_calls=self.calls.made,
             declined=[(node.name, reason) for node, reason in self.declined],

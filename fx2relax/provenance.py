@@ -8,7 +8,7 @@ same values is the same value.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,22 +21,27 @@ _MARKED = re.compile(r"^.*?__\d+v")
 
 def named_after_nodes(
     mod: Any, name: str, made: Sequence[tuple[str, Iterable[Any]]]
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Any, dict[str, str], dict[str, tuple[str, int]]]:
     """Name the variables of a function after the nodes that they were made for.
 
     Args:
         mod: the module that was imported.
         name: the function's.
-        made: for each node, in order, its name and the variables that it stands for.
+        made: for each node, in order, its name and what it stands for; what is no variable has
+            a place among its results only.
 
     Returns:
-        the module with other names, and for each name the node.
+        the module with other names; for each name the node; and for each name of a variable that
+        is a result of its node, the node and the index among its results.
     """
     function = mod[name]
     ends: dict[Any, str] = {}
+    results: dict[Any, tuple[str, int]] = {}
     for node, variables in made:
-        for var in variables:
-            ends.setdefault(var, node)  # a later node that it also stands for has done nothing
+        for index, var in enumerate(variables):
+            if isinstance(var, relax.Var) and var not in ends:
+                ends[var] = node  # a later node that it also stands for has done nothing
+                results[var] = node, index
     owners: dict[Any, str] = {}
     waiting: list[Any] = []
     for binding in _bindings(function):
@@ -48,7 +53,8 @@ def named_after_nodes(
     renamer = _Renamer(mod, owners)
     mod = mod.clone()
     mod[name] = renamer.visit_expr(function)
-    return mod, renamer.origins
+    made_of = {renamer.names[var]: of for var, of in results.items() if var in renamer.names}
+    return mod, renamer.origins, made_of
 
 
 @mutator
@@ -57,6 +63,7 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self.owners = owners
         self.origins: dict[str, str] = {}
+        self.names: dict[Any, str] = {}
 
     def visit_var_binding_(self, binding: Any) -> None:
         """A binding, of a variable that is named after its node."""
@@ -67,6 +74,7 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
         hint = f"{node}__{len(self.origins)}v"
         made = self.builder_.emit(self.visit_expr(binding.value), hint)
         self.origins[made.name] = node
+        self.names[binding.var] = made.name
         self.set_var_remap(binding.var, made)
 
 
@@ -78,6 +86,7 @@ class Site:
         symbol: the kernel's, or the packed function's.
         kind: "kernel", or "packed".
         nodes: the nodes that it computes, in the graph's order.
+        variable: the name of the variable that holds its value before fused chains are one.
         inputs: the types of what it reads.
         output: the type of what it gives.
     """
@@ -87,6 +96,7 @@ class Site:
     nodes: list[str] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     output: Any = None
+    variable: str = ""
 
 
 class Trail:
@@ -123,24 +133,26 @@ class Trail:
         own = self._by_variable(imported, legal)
         groups = _grouped(legal[self.name], grouped, self.name, own)
         sites, waiting = [], list(groups)
-        views = {b.var.name for b in _bindings(ready[self.name]) if _is_view(b.value)}
+        left = Counter(_signature(b.value) for b in _bindings(ready[self.name]))
         for binding in _bindings(final[self.name]):
             site = _site(binding)
             if site is None:
                 continue
-            nodes = self._take(binding.var.name, waiting)
+            nodes, site.variable = self._take(binding.var.name, waiting)
             site.nodes = sorted(nodes, key=lambda n: self.place.get(n, len(self.place)))
-            if binding.var.name not in views:
+            signature = _signature(binding.value)
+            if left[signature]:
+                left[signature] -= 1
                 sites.append(site)
         return sites
 
-    def _take(self, name: str, waiting: list[tuple[str, set[str]]]) -> set[str]:
-        for n, (known, nodes) in enumerate(waiting):
-            if known == name:
-                del waiting[: n + 1]
-                return nodes
+    def _take(self, name: str, waiting: list[_Made]) -> tuple[set[str], str]:
+        for n, made in enumerate(waiting):
+            if made.name == name:
+                del waiting[n]
+                return made.nodes, made.value
         node = self.node_of(name)
-        return set() if node is None else {node}
+        return (set() if node is None else {node}), name
 
     def _by_variable(self, before: Any, legal: Any) -> dict[Any, set[str]]:
         """For each variable that is left, the nodes whose work it has taken over."""
@@ -213,6 +225,15 @@ class Trail:
         return self.place.get(node, -1)
 
 
+@dataclass
+class _Made:
+    """A variable of the function after grouping: its nodes, and what it was called before."""
+
+    name: str
+    nodes: set[str]
+    value: str
+
+
 def _bindings(function: Any) -> Iterator[Any]:
     body = function.body
     for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
@@ -221,8 +242,25 @@ def _bindings(function: Any) -> Iterator[Any]:
                 yield binding
 
 
-def _is_view(value: Any) -> bool:
-    return str(getattr(getattr(value, "op", None), "name", "")) == "relax.reshape"
+def _signature(value: Any) -> Any:
+    """What is called with which variables, whether or not it is given the memory of its result."""
+    operator: Any = getattr(value, "op", None)
+    name = str(getattr(operator, "name", ""))
+    if name in ("relax.call_tir", "relax.call_dps_packed"):
+        return _callee_name(value.args[0]), _names(value.args[1].fields)
+    if name in ("relax.call_packed", "relax.call_pure_packed"):
+        return _callee_name(value.args[0]), _names(value.args[1:])
+    return (_callee_name(operator), _names(value.args)) if hasattr(value, "args") else None
+
+
+def _callee_name(target: Any) -> str:
+    return str(getattr(target, "name_hint", "") or getattr(target, "global_symbol", ""))
+
+
+def _names(operands: Iterable[Any]) -> tuple[str, ...]:
+    named = [x.name for x in operands if isinstance(x, relax.Var)]
+    # The memory of a result has a name that tells nothing.
+    return tuple(name for name in named if not name.startswith(("alloc", "result")))
 
 
 def _site(binding: Any) -> Site | None:
@@ -241,10 +279,8 @@ def _site(binding: Any) -> Site | None:
     return None
 
 
-def _grouped(
-    legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]
-) -> list[tuple[str, set[str]]]:
-    """For each variable of the function after grouping, in order, its name and its nodes."""
+def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> list[_Made]:
+    """The variables of the function after grouping, in order."""
     known: dict[Any, list[Any]] = defaultdict(list)
     numbers: dict[Any, Any] = {}
     for binding in _bindings(legal):
@@ -258,10 +294,11 @@ def _grouped(
         if callee is None:
             twin = _twin(known, _key(value, standing))
             standing[binding.var] = twin.name if twin is not None else binding.var.name
-            found.append((binding.var.name, own.get(twin, set()) if twin is not None else set()))
+            nodes = own.get(twin, set()) if twin is not None else set()
+            found.append(_Made(binding.var.name, nodes, str(standing[binding.var])))
             continue
         inner = {p: _key(a, standing) for p, a in zip(callee.params, value.args, strict=True)}
-        nodes: set[str] = set()
+        nodes = set()
         last = None
         for step in _bindings(callee):
             twin = _twin(known, _key(step.value, inner))
@@ -271,7 +308,7 @@ def _grouped(
             else:
                 inner[step.var] = f"{binding.var.name}/{step.var.name}"
         standing[binding.var] = last if last is not None else binding.var.name
-        found.append((binding.var.name, nodes))
+        found.append(_Made(binding.var.name, nodes, str(standing[binding.var])))
     return found
 
 

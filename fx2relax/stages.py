@@ -21,6 +21,13 @@ class Observer(Protocol):
         """
 
 
+class Wrapper(Observer, Protocol):
+    """An observer that puts something in the place of a program's call."""
+
+    def wrap(self, call: Any, what: dict[str, Any]) -> Any:
+        """What is called in the place of `call`, a function of a tuple of arguments."""
+
+
 # Context variables reach the thread that compiles in the background.
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("fx2relax_observers", default=())
 
@@ -44,6 +51,15 @@ def note(stage: str, **what: Any) -> None:
     """Tell of a stage."""
     for observer in _observers.get():
         observer.note(stage, what)
+
+
+def wrapped(call: Any, **what: Any) -> Any:
+    """A program's call, as those who look on want it to be made."""
+    for observer in _observers.get():
+        wrap = getattr(observer, "wrap", None)
+        if wrap is not None:
+            call = wrap(call, what)
+    return call
 
 
 @contextmanager

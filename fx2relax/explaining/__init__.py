@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fx2relax import never_slower, stages
 from fx2relax.explaining.build import data
+from fx2relax.explaining.calls import caller, name_of
 from fx2relax.explaining.recorder import Recorder
 from fx2relax.explaining.report import Data
 
@@ -49,7 +49,7 @@ def explain(
     torch._dynamo.reset()
     settings = {**(options or {}), "cache": False}
     compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
-    call = _caller(compiled, model, inputs, dict(kwargs or {}), grad)
+    call = caller(compiled, model, inputs, dict(kwargs or {}), grad)
     recorder = Recorder()
     with stages.observed(recorder):
         start = time.perf_counter()
@@ -57,12 +57,7 @@ def explain(
         seconds = time.perf_counter() - start
         for _ in range(never_slower.SETTLED + 1):
             call()
-    name = (
-        type(model).__name__
-        if isinstance(model, torch.nn.Module)
-        else str(getattr(model, "__name__", type(model).__name__))
-    )
-    return Explanation(data(recorder, name, seconds), recorder, call)
+    return Explanation(data(recorder, name_of(model), seconds), recorder, call)
 
 
 class Explanation:
@@ -134,27 +129,3 @@ class Explanation:
         from fx2relax.explaining.html import fragment
 
         return fragment(self.data)
-
-
-def _caller(
-    compiled: Any, model: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], grad: bool
-) -> Callable[[], Any]:
-    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    wanted = [
-        t
-        for t in (*weights, *pytree.tree_leaves((inputs, kwargs)))
-        if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
-
-    def inference() -> None:
-        with torch.no_grad():
-            compiled(*inputs, **kwargs)
-
-    def training() -> None:
-        results = pytree.tree_leaves(compiled(*inputs, **kwargs))
-        floats = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-        if floats:
-            total = sum(r.abs().sum() if r.is_complex() else r.float().sum() for r in floats)
-            torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
-
-    return training if grad else inference

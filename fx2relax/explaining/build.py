@@ -33,7 +33,7 @@ def data(recorder: Recorder, model: str, seconds: float) -> Data:
     found = Data(model, seconds=seconds)
     earlier: list[torch.fx.Node] = []
     for number, notes in enumerate(recorder.graphs):
-        found.graphs.append(_graph(notes, number, earlier))
+        found.graphs.append(graph_report(notes, number, earlier))
         earlier += notes.graph.graph.nodes
     for captured in recorder.captured:
         reason = getattr(captured, "compile_subgraph_reason", None)
@@ -47,8 +47,21 @@ def data(recorder: Recorder, model: str, seconds: float) -> Data:
     return found
 
 
-def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Graph:
-    variant = notes.chosen
+def graph_report(
+    notes: GraphNotes,
+    number: int,
+    earlier: list[torch.fx.Node],
+    variant: Variant | None = None,
+) -> Graph:
+    """What is known of one graph.
+
+    Args:
+        notes: a recorder's.
+        number: its place among the graphs.
+        earlier: the nodes of the graphs before it.
+        variant: one of its programs; the one that runs when left out.
+    """
+    variant = variant or notes.chosen
     graph = Graph(f"{notes.phase} {number}", notes.phase, variant.library if variant else _EAGER)
     graph.fx = notes.graph.print_readable(print_output=False)
     graph.stages = {k: v for k, v in notes.seconds.items() if k != "all"}
@@ -62,9 +75,7 @@ def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Grap
     sites: list[Site] = []
     trail = None
     if variant is not None and notes.imported is not None:
-        trail = _trail(notes)
-        modules = (variant.legal, variant.grouped, variant.lowered, variant.ready)
-        sites = trail.sites(notes.imported["mod"], *modules)
+        trail, sites = sites_of(notes, variant)
         graph.relax = notes.imported["mod"].script(show_meta=False)
         graph.tir = _kernels_text(variant)
         graph.weights = _weights(notes, variant)
@@ -76,8 +87,6 @@ def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Grap
         operations[node.name] = graph.nodes[-1].operations
     by_node = {node.name: node for node in graph.nodes}
     counted: set[str] = set()
-    if variant is not None:
-        variant.symbols = [site.symbol for site in sites]
     for place, site in enumerate(sites):
         own = [name for name in site.nodes if name in by_node]
         kernel = Kernel(place, _name(site, calls), _how(site, calls), own)
@@ -92,10 +101,15 @@ def _graph(notes: GraphNotes, number: int, earlier: list[torch.fx.Node]) -> Grap
     return graph
 
 
-def _trail(notes: GraphNotes) -> Trail:
+def sites_of(notes: GraphNotes, variant: Variant) -> tuple[Trail, list[Site]]:
+    """The calls that a program makes, and who followed its nodes through the passes."""
     assert notes.imported is not None
     order = [n.name for n in notes.graph.graph.nodes if _computes(n)]
-    return Trail(notes.imported["name"], notes.imported["origins"], order)
+    trail = Trail(notes.imported["name"], notes.imported["origins"], order)
+    modules = (variant.legal, variant.grouped, variant.lowered, variant.ready)
+    sites = trail.sites(notes.imported["mod"], *modules)
+    variant.symbols = [site.symbol for site in sites]
+    return trail, sites
 
 
 def _computes(node: torch.fx.Node) -> bool:

@@ -1,0 +1,230 @@
+"""Which kernels of a compiled model are wrong: `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fx2relax import never_slower, stages
+from fx2relax.explaining.build import graph_report, sites_of
+from fx2relax.explaining.calls import caller
+from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
+from fx2relax.explaining.report import Node
+from fx2relax.lockstep import Lockstep
+from fx2relax.reproducers import write_part
+
+_CALLS = 3 * never_slower.SETTLED
+
+
+@dataclass
+class Wrong:
+    """One kernel whose result is not PyTorch's.
+
+    Attributes:
+        graph: such as "inference 0".
+        program: "torch" (with library calls), "generated" or "none".
+        number: the kernel's in its program; None for a result that is wrong though no kernel is.
+        kernel: its name.
+        nodes: what it computes, with the lines of the source.
+        error: the largest error, over the largest value; infinite where shapes, dtypes, NaN or
+            infinities differ.
+        reason: the same in words.
+    """
+
+    graph: str
+    program: str
+    number: int | None
+    kernel: str
+    nodes: list[Node]
+    error: float
+    reason: str
+    _part: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        what = "a result" if self.number is None else f"kernel {self.number}, {self.kernel}"
+        lines = [f"{what} of {self.graph} ({self.program}): error {self.error:.2g}: {self.reason}"]
+        for node in self.nodes:
+            lines.append(f"  {node.name} = {node.op}   {node.line}  {node.line.code}".rstrip())
+        return "\n".join(lines)
+
+
+@dataclass
+class Checked:
+    """What `check` found.
+
+    Attributes:
+        wrong: the kernels that are wrong, in the order in which they run.
+        kernels: how many were compared.
+        passed: how many could not be, as they make something in between.
+        programs: how many programs ran.
+    """
+
+    wrong: list[Wrong]
+    kernels: int
+    passed: int
+    programs: int
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.wrong
+
+    def reproduce(self, folder: str | Path) -> list[Path]:
+        """Write a small script for each wrong kernel, which fails in the same way.
+
+        Args:
+            folder: made if it is not there. Beside each script lies a file of its tensors.
+
+        Returns:
+            the scripts, of the first few; each exits with 1 while the kernel is wrong. A converter
+            of yours has to be registered in it.
+        """
+        made = []
+        for number, wrong in enumerate(self.wrong):
+            if wrong._part is not None:
+                place = Path(folder) / f"wrong{number}"
+                graph, own, inputs = wrong._part
+                made.append(write_part(graph, own, inputs, place, str(wrong), wrong.program))
+        return made
+
+    def __str__(self) -> str:
+        seen = f"{self.kernels} kernels of {self.programs} programs compared with PyTorch"
+        if self.right:
+            return f"{seen}: all right"
+        lines = [f"{seen}: {len(self.wrong)} wrong", *map(str, self.wrong)]
+        return "\n".join(lines)
+
+
+def check(
+    model: Callable[..., Any],
+    *inputs: Any,
+    grad: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+    tolerance: float | None = None,
+) -> Checked:
+    """Compile a model, and compare each kernel with PyTorch while it runs.
+
+    The graph runs in PyTorch beside the program, node by node, and each kernel goes on with
+    PyTorch's values, so that every kernel is judged alone. Values are let go of as they are in
+    eager: the memory it takes is about twice eager's for activations, and does not grow with the
+    number of layers.
+
+    Args:
+        model: a module or a function, not compiled.
+        inputs: what it is called with.
+        grad: see `explain`.
+        kwargs: named arguments of the call.
+        dynamic: see `torch.compile`.
+        options: the backend's; `cache` is off.
+        tolerance: the largest error over the largest value of a tensor that is rounding; by dtype
+            when left out (1e-4 for float32, see `lockstep.TOLERANCE`). Integers are to be equal.
+
+    Returns:
+        what is wrong; all programs that might run are checked, with and without library calls.
+
+    Raises:
+        what calling the model raises.
+    """
+    torch._dynamo.reset()
+    settings = {**(options or {}), "cache": False}
+    compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
+    call = caller(compiled, model, inputs, dict(kwargs or {}), grad)
+    checker = _Checker(tolerance)
+    with stages.observed(checker):
+        for turn in range(_CALLS):
+            call()
+            if turn and not checker.waiting:
+                break
+    torch._dynamo.reset()
+    return checker.found()
+
+
+class _Checker(Recorder):
+    """A recorder that runs each program once beside its graph."""
+
+    def __init__(self, tolerance: float | None) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+        self.waiting: set[int] = set()
+        self.wrong: list[Wrong] = []
+        self.kernels = self.passed = self.programs = 0
+
+    def wrap(self, call: Any, what: dict[str, Any]) -> Any:
+        """A call that is checked the first time."""
+        program = what["program"]
+        notes, variant = self.graphs[-1], self.graphs[-1].variants[-1]
+        number = len(self.graphs) - 1
+        mark = id(program)
+        self.waiting.add(mark)
+
+        def checked(arguments: Any) -> Any:
+            if mark not in self.waiting:
+                return call(arguments)
+            self.waiting.discard(mark)
+            return self._run(notes, variant, number, call, arguments)
+
+        return checked
+
+    def _run(
+        self, notes: GraphNotes, variant: Variant, number: int, call: Any, arguments: Any
+    ) -> Any:
+        assert notes.imported is not None
+        sites = sites_of(notes, variant)[1]
+        results = notes.imported["results"]
+        names = [results.get(site.variable) for site in sites]
+        groups = [site.nodes for site in sites]
+        symbols = [site.symbol for site in sites]
+        lockstep = Lockstep(notes.graph, symbols, names, groups, self.tolerance)
+        made = lockstep.run(variant.program.machine, call, arguments)
+        if lockstep.failure is not None:
+            raise lockstep.failure
+        self.programs += 1
+        self.kernels += lockstep.compared
+        self.passed += sum(name is None for name in names)
+        if lockstep.differences:
+            earlier = [n for one in self.graphs[:number] for n in one.graph.graph.nodes]
+            graph = graph_report(notes, number, earlier, variant)
+            nodes = {node.name: node for node in graph.nodes}
+            for each in lockstep.differences:
+                kernel = None if each.place is None else graph.kernels[each.place]
+                own = kernel.nodes if kernel is not None else [each.node]
+                self.wrong.append(
+                    Wrong(
+                        graph.name,
+                        variant.library,
+                        each.place,
+                        kernel.name if kernel is not None else "",
+                        [nodes[name] for name in own if name in nodes],
+                        each.error,
+                        each.reason,
+                        None if each.inputs is None else (notes.graph, own, each.inputs),
+                    )
+                )
+        return made
+
+    def found(self) -> Checked:
+        """What is wrong in all programs."""
+        return Checked(self.wrong, self.kernels, self.passed, self.programs)
+
+
+def reproduce(
+    model: Callable[..., Any], *inputs: Any, folder: str | Path, **how: Any
+) -> list[Path]:
+    """`check` a model, and write a small script for each kernel that is wrong.
+
+    Args:
+        model: see `check`.
+        inputs: the same.
+        folder: where the scripts go; see `Checked.reproduce`.
+        how: what else `check` takes.
+
+    Returns:
+        the scripts; none where all is right.
+    """
+    return check(model, *inputs, **how).reproduce(folder)

@@ -1,0 +1,44 @@
+"""How a model is called for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def name_of(model: Any) -> str:
+    """A model's name: that of its class, or of the function."""
+    own = None if isinstance(model, torch.nn.Module) else getattr(model, "__name__", None)
+    return str(own or type(model).__name__)
+
+
+def caller(
+    compiled: Any, model: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], grad: bool
+) -> Callable[[], Any]:
+    """What calls a compiled model once, and differentiates it if gradients are wanted.
+
+    Gradients are of the sum of all floating-point results; those of weights and inputs are left as
+    they are.
+    """
+    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    wanted = [
+        t
+        for t in (*weights, *pytree.tree_leaves((inputs, kwargs)))
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+
+    def inference() -> None:
+        with torch.no_grad():
+            compiled(*inputs, **kwargs)
+
+    def training() -> None:
+        results = pytree.tree_leaves(compiled(*inputs, **kwargs))
+        floats = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        if floats:
+            total = sum(r.abs().sum() if r.is_complex() else r.float().sum() for r in floats)
+            torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
+
+    return training if grad else inference
