@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 
 from .contractions import CONTRACTION, GROUP, PLANE, WINDOW
 from .flow import name_of
-from .library import CONVOLUTIONS, _SPACE, _dtype, _sizes
+from .library import _SPACE, CONVOLUTIONS, _dtype, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
