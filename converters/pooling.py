@@ -124,8 +124,8 @@ def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
             rest = tirx.Select(tirx.isnan(largest(*index)), many - 1 - rest, rest)
         places = []
         for window in reversed(windows):
-            places.insert(0, tirx.floormod(rest, tirx.Cast("int32", window.taps)))
-            rest = tirx.floordiv(rest, tirx.Cast("int32", window.taps))
+            places.insert(0, tirx.floormod(rest, tirx.Cast("int32", wide(window.taps))))
+            rest = tirx.floordiv(rest, tirx.Cast("int32", wide(window.taps)))
         flat: Any = tirx.const(0, "int64")
         for window, at in zip(windows, _inside(windows, index[lead:], places), strict=True):
             flat = flat * window.inputs + at

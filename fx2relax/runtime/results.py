@@ -16,7 +16,7 @@ from fx2relax.calling import Calling, Given, Size
 from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary
-from fx2relax.runtime.heap import OWN_PAGES, in_large_pages
+from fx2relax.runtime.heap import LARGE, in_large_pages
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 
@@ -116,7 +116,7 @@ class _Writer:
         self.values[dtype] = kind = getattr(torch, dtype)
         made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
         known = [size for size in shape if isinstance(size, int)]
-        large = len(known) == len(shape) and math.prod(known) * kind.itemsize >= OWN_PAGES
+        large = len(known) == len(shape) and math.prod(known) * kind.itemsize >= LARGE
         return f"in_large_pages({made})" if large else made
 
     def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
