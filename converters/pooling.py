@@ -122,7 +122,7 @@ def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
         rest = keys(*index)
         if floats:
             rest = tirx.Select(tirx.isnan(largest(*index)), many - 1 - rest, rest)
-        places = []
+        places: list[Any] = []
         for window in reversed(windows):
             places.insert(0, tirx.floormod(rest, tirx.Cast("int32", wide(window.taps))))
             rest = tirx.floordiv(rest, tirx.Cast("int32", wide(window.taps)))

@@ -53,7 +53,7 @@ class _Found:
     """
 
     def __init__(self, func: Any) -> None:
-        self.values = {b.var: b.value for b in bindings(func)}
+        self.values: dict[Any, Any] = {b.var: b.value for b in bindings(func)}
         self.calls: dict[Any, tuple[str, list[Any], list[int]]] = {}
         for binding in bindings(func):
             call = self.call(binding.var, binding.value)
@@ -63,10 +63,9 @@ class _Found:
     def call(self, var: Any, value: Any) -> tuple[str, list[Any], list[int]] | None:
         """What computes a variable, if that is the gradient of a weight."""
         whole = self.unswapped(value)
-        inner = self.values.get(whole)
+        inner: Any = self.values.get(whole)
         if name_of(inner) == "relax.strided_slice":  # windows that the last stride leaves out
-            whole = inner.args[0]
-            inner = self.values.get(whole)
+            inner = self.values.get(inner.args[0])
         axes, transposed = CONVOLUTIONS.get(name_of(inner), (0, True))
         settings = None if transposed else settings_of(inner)
         if settings is None or settings[-2] < 1:
@@ -99,18 +98,21 @@ class _Found:
             return self.unswapped(value)
         if name_of(value) != "relax.reshape":
             return None
-        turned = self.values.get(value.args[0])
-        if name_of(turned) != _PERMUTE or permutation(turned)[:3] != (2, 1, 0):
+        turned: Any = self.values.get(value.args[0])
+        if name_of(turned) != _PERMUTE:
             return None
-        split = self.values.get(turned.args[0])
-        x = split.args[0] if name_of(split) == "relax.reshape" else None
-        # The values are those that a converter has emitted; the sizes tell them from others.
-        before, after = sizes_of(x), sizes_of(turned.args[0])
-        if before is None or after is None or len(after) != len(before) + 1:
+        split: Any = self.values.get(turned.args[0])
+        if name_of(split) != "relax.reshape":
             return None
-        rest = tuple(range(3, len(after)))
-        same = after[1] == groups and permutation(turned)[3:] == rest
-        return x if same and _equal(before[0], after[0]) else None
+        x, axes = split.args[0], permutation(turned)
+        whole, parts, joined = (sizes_of(v) for v in (x, turned.args[0], value))
+        if whole is None or parts is None or joined is None or parts[1] != groups:
+            return None
+        if axes != (2, 1, 0, *range(3, len(parts))) or len({*map(len, (whole, joined))}) > 1:
+            return None
+        spaces = zip(whole[2:], parts[3:], joined[2:], strict=True)
+        same = all(_equal(a, b) and _equal(b, c) for a, b, c in spaces)
+        return x if same and _equal(whole[0], parts[0]) and _equal(parts[2], joined[0]) else None
 
 
 def _fits(

@@ -61,4 +61,4 @@ def _advise() -> Callable[[int, int, int], int] | None:
     except (OSError, AttributeError, TypeError):
         return None
     found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found  # type: ignore[no-any-return]
+    return found
