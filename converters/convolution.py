@@ -320,11 +320,14 @@ def _weight_gradient(
     """
     axes = _axes(data)
     batch, channels, *space = shape(data)
-    spatial = [a + 3 for a in range(axes)]
-    data = reshape(data, [batch, groups, channels // groups, *space])
-    data = op.permute_dims(data, [2, 1, 0, *spatial])
-    data = reshape(data, [channels // groups, groups * batch, *space])
     swap = [1, 0, *[a + 2 for a in range(axes)]]
+    if groups == 1:
+        data = op.permute_dims(data, swap)
+    else:
+        spatial = [a + 3 for a in range(axes)]
+        data = reshape(data, [batch, groups, channels // groups, *space])
+        data = op.permute_dims(data, [2, 1, 0, *spatial])
+        data = reshape(data, [channels // groups, groups * batch, *space])
     whole = emit(conv(data, op.permute_dims(kernel, swap), dilation, padding, stride, groups))
     return op.permute_dims(_head(whole, sizes[2:]), swap)
 

@@ -8,7 +8,20 @@ from typing import Any
 
 import torch
 
-from .common import compute_dtype, converts, dtype, emit, ndim, op, shape, te, tirx
+from .common import (
+    compute_dtype,
+    converts,
+    dtype,
+    emit,
+    ndim,
+    op,
+    product,
+    reshape,
+    shape,
+    te,
+    tirx,
+)
+from .opaque import T, is_large, loops, opaque, wide
 from .windows import Adaptive, Window, on_windows, sliding
 
 aten = torch.ops.aten
@@ -77,22 +90,48 @@ def position_of_largest() -> Any:
     )
 
 
-def _te_argmax(x: Any, windows: Sequence[Window]) -> Any:
-    """The flat position, among the pooled axes, of each window's largest element."""
+def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
+    """The flat position, among the pooled axes, of each window's largest element.
+
+    The taps of a window are numbered; those that hold its largest element are known by their
+    value, so that one number is searched for and no pair.
+    """
     lead = len(x.shape) - len(windows)
     taps = _taps(windows)
-    largest = position_of_largest()
+    floats = "float" in str(x.dtype)
+    many: Any = tirx.const(1, "int32")
+    number: Any = tirx.const(0, "int32")
+    for window, tap in zip(windows, taps, strict=True):
+        count = tirx.Cast(
+            "int32",
+            tirx.const(window.taps, "int64") if isinstance(window.taps, int) else window.taps,
+        )
+        many, number = many * count, number * count + tirx.Cast("int32", tap.var)
 
-    def element(*index: Any) -> Any:
-        inside = _inside(windows, index[lead:], taps)
-        flat: Any = tirx.const(0, "int64")
-        for window, position in zip(windows, inside, strict=True):
-            flat = flat * window.inputs + position
-        value = x(*index[:lead], *inside)
-        return largest((flat.astype("int64"), value), axis=taps)
+    def key(*index: Any) -> Any:
+        value = x(*index[:lead], *_inside(windows, index[lead:], taps))
+        found = tirx.Select(value.equal(largest(*index)), number, many)
+        if floats:  # of several NaN the last
+            found = tirx.Select(tirx.isnan(value), many - 1 - number, found)
+        return te.min(found, axis=taps)
 
     out = (*x.shape[:lead], *[w.outputs for w in windows])
-    return te.compute(out, element, name="max_pool_indices")[0]
+    keys = te.compute(out, key, name="first_largest")
+
+    def position(*index: Any) -> Any:
+        rest = keys(*index)
+        if floats:
+            rest = tirx.Select(tirx.isnan(largest(*index)), many - 1 - rest, rest)
+        places: list[Any] = []
+        for window in reversed(windows):
+            places.insert(0, tirx.floormod(rest, tirx.Cast("int32", wide(window.taps))))
+            rest = tirx.floordiv(rest, tirx.Cast("int32", wide(window.taps)))
+        flat: Any = tirx.const(0, "int64")
+        for window, at in zip(windows, _inside(windows, index[lead:], places), strict=True):
+            flat = flat * window.inputs + at
+        return flat
+
+    return te.compute(out, position, name="max_pool_indices")
 
 
 def _max_with_indices(x: Any, windows: Sequence[Window]) -> tuple[Any, Any]:
@@ -101,30 +140,8 @@ def _max_with_indices(x: Any, windows: Sequence[Window]) -> tuple[Any, Any]:
         return op.astype(values, "bfloat16"), indices
     # Two kernels: inference uses the values alone, and the other one vanishes.
     values = on_windows(_te_max, [x], windows, "max_pool")
-    indices = on_windows(_te_argmax, [x], windows, "max_pool_indices")
-    return values, indices
-
-
-def _te_max_backward(grad: Any, indices: Any, windows: Sequence[Window]) -> Any:
-    """Each input collects the gradients of the windows whose largest element it is."""
-    lead = len(grad.shape) - len(windows)
-    total = compute_dtype(str(grad.dtype))
-    zero = tirx.const(0, total)
-    covers = [te.reduce_axis((0, w.covers), f"cover{i}") for i, w in enumerate(windows)]
-
-    def element(*index: Any) -> Any:
-        targets, valid = _targets(windows, index[lead:], covers)
-        flat: Any = tirx.const(0, "int64")
-        for window, position in zip(windows, index[lead:], strict=True):
-            flat = flat * window.inputs + position
-        where = (*index[:lead], *targets)
-        # One condition around both reads: TVM's simplifier is exponential in nested ones.
-        share = tirx.Select(indices(*where) == flat, grad(*where).astype(total), zero)
-        value = tirx.if_then_else(valid, share, zero)
-        return te.sum(value, axis=covers)
-
-    out = (*grad.shape[:lead], *[w.inputs for w in windows])
-    return _narrow(te.compute(out, element, name="max_pool_backward"), str(grad.dtype))
+    values = emit(values)
+    return values, on_windows(_te_argmax, [x, values], windows, "max_pool_indices")
 
 
 def _narrow(x: Any, dtype_: str) -> Any:
@@ -133,8 +150,31 @@ def _narrow(x: Any, dtype_: str) -> Any:
     return te.compute(x.shape, lambda *i: x(*i).astype(dtype_), name="narrow")
 
 
-def _max_backward(grad: Any, indices: Any, windows: Sequence[Window]) -> Any:
-    return on_windows(_te_max_backward, [grad, indices], windows, "max_pool_backward")
+def _max_backward(grad: Any, indices: Any, inputs: Sequence[Any]) -> Any:
+    """Each window's gradient is added to the input that was its largest element."""
+    axes = len(inputs)
+    lead, outputs = shape(grad)[:-axes], shape(grad)[-axes:]
+    kind, total = dtype(grad), compute_dtype(dtype(grad))
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        planes, inner, outer = numbers
+        gradient, index, out = ins[0], ins[1], outs[0]
+        with loops([planes], parallel=0 if is_large(planes * inner) else None) as (plane,):
+            with loops([inner]) as (at,):
+                out[plane * inner + at] = tirx.const(0, total)
+            with loops([outer]) as (n,):
+                at = index[plane * outer + n]
+                with T.If(tirx.And(at >= wide(0), at < wide(inner))), T.Then():
+                    share = gradient[plane * outer + n]
+                    share = share if kind == total else tirx.Cast(total, share)
+                    out[plane * inner + at] += share
+
+    numbers = [product(lead), product(inputs), product(outputs)]
+    result = opaque(
+        "max_pool_backward", body, [grad, indices], lambda n: [(n[0] * n[1], total)], numbers
+    )
+    result = reshape(result, [*lead, *inputs])
+    return result if kind == total else op.astype(emit(result), kind)
 
 
 def _register_max(target: Any, axes: int) -> None:
@@ -169,9 +209,7 @@ def _register_max_backward(target: Any, axes: int) -> None:
         ceil_mode: bool,
         indices: Any,
     ) -> Any:
-        sizes = shape(self)[-axes:]
-        windows = sliding(sizes, kernel_size, stride, padding, dilation, ceil_mode)
-        return _max_backward(grad_output, indices, windows)
+        return _max_backward(grad_output, indices, shape(self)[-axes:])
 
     converts(target)(backward)
 
@@ -193,7 +231,7 @@ def adaptive_max_pool(self: Any, output_size: Sequence[Any]) -> tuple[Any, Any]:
 
 def _register_adaptive_max_backward(target: Any, axes: int) -> None:
     def backward(grad_output: Any, self: Any, indices: Any) -> Any:
-        return _max_backward(grad_output, indices, _adaptive(self, shape(grad_output)[-axes:]))
+        return _max_backward(grad_output, indices, shape(self)[-axes:])
 
     converts(target)(backward)
 

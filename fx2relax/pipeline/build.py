@@ -35,6 +35,8 @@ from .relaid import use_channels_last
 from .shared import Unlinked, library_or_objects, link_here, shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
+from .turns import join_turns
+from .weight_gradients import use_weight_gradients
 
 _LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
 
@@ -68,6 +70,9 @@ def lower(
     with target:
         if lift_weights:
             mod = fold_scales(without_transforms(mod))
+        if library == "torch":
+            mod = use_weight_gradients(mod)
+        mod = join_turns(mod)
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 
 from .contractions import CONTRACTION, GROUP, PLANE, WINDOW
 from .flow import name_of
-from .library import _CONVOLUTIONS, _SPACE, _dtype, _sizes
+from .library import _SPACE, CONVOLUTIONS, _dtype, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -35,7 +35,7 @@ class Geometry:
 
 def geometry(call: Any) -> Geometry | None:
     """The numbers of a convolution that can be a contraction; None for any other call."""
-    known = _CONVOLUTIONS.get(name_of(call))
+    known = CONVOLUTIONS.get(name_of(call))
     if known is None:
         return None
     axes, transposed = known

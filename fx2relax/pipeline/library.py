@@ -20,7 +20,7 @@ from .flow import name_of, result_of
 PREFIX = _callbacks.PREFIX
 HALF = ("float16", "bfloat16")
 _DTYPES = ("float32", "float64", *HALF)
-_CONVOLUTIONS = {
+CONVOLUTIONS = {
     f"relax.nn.conv{n}d{kind}": (n, bool(kind)) for n in (1, 2, 3) for kind in ("", "_transpose")
 }
 _SPACE = {1: "W", 2: "HW", 3: "DHW"}
@@ -249,7 +249,21 @@ def _untransposed(x: Any, uses: _Uses) -> Any:
 
 
 def _convolution(call: Any, uses: _Uses) -> _Product | None:
-    axes, transposed = _CONVOLUTIONS[name_of(call)]
+    axes, _ = CONVOLUTIONS[name_of(call)]
+    settings = settings_of(call)
+    if settings is None:
+        return None
+    return _Product(
+        f"conv{axes}d",
+        list(call.args[:2]),
+        bias_axis=axes + 1,
+        settings=[relax.ShapeExpr(settings)],
+    )
+
+
+def settings_of(call: Any) -> list[int] | None:
+    """How a convolution is called, see `runtime.library`; None for one that the library has not."""
+    axes, transposed = CONVOLUTIONS[name_of(call)]
     attrs = call.attrs
     space = _SPACE[axes]
     layouts = (f"NC{space}", f"IO{space}" if transposed else f"OI{space}")
@@ -260,7 +274,7 @@ def _convolution(call: Any, uses: _Uses) -> _Product | None:
     if padding[:axes] != padding[axes:]:
         return None
     extra = [int(v) for v in attrs.output_padding] if transposed else [0] * axes
-    values = [
+    return [
         *(int(v) for v in attrs.strides),
         *padding[:axes],
         *(int(v) for v in attrs.dilation),
@@ -268,9 +282,6 @@ def _convolution(call: Any, uses: _Uses) -> _Product | None:
         int(attrs.groups),
         int(transposed),
     ]
-    return _Product(
-        f"conv{axes}d", list(call.args[:2]), bias_axis=axes + 1, settings=[relax.ShapeExpr(values)]
-    )
 
 
 def _attention(call: Any, uses: _Uses) -> _Product | None:
@@ -314,5 +325,5 @@ _ROOTS: dict[str, Callable[[Any, _Uses], _Product | None]] = {
     "relax.matmul": _matmul,
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
 }

@@ -42,6 +42,7 @@ _MOST_PLACES = 1024
 _LEAST_KERNEL = 1 << 16
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
+_GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
 _PRODUCTS = ("matmul_nn", "matmul_nt")
 
 
@@ -101,6 +102,10 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return self._product(name, call)
         if name in _CONVOLUTIONS:
             return self._convolution(name, call)
+        if name in _GRADIENTS:
+            operands = list(call.args[1].fields)
+            if len({dtype_of(v) for v in (*operands[:2], call)}) == 1:
+                return _pure(f"new_{name}", operands, call.ty)
         return self.visit_expr_post_order(call)
 
     def _product(self, name: str, call: Any) -> Any:

@@ -60,9 +60,6 @@ class _Products(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         """Contractions in the place of a product, a convolution or an attention."""
-        turned = self._turned_back(call)
-        if turned is not None:
-            return self.visit_expr(turned)
         if is_attention(call):
             return attend(self.builder_, call, self.uses, self.visit_expr)
         numbers = geometry(call)
@@ -97,18 +94,6 @@ class _Products(PyExprMutator):  # type: ignore[misc]
         marks = {"primfunc_name_hint": "pack", "primfunc_attrs": {PACKS: 1}}
         packed = build.emit(build.call_te(pack, y, y_turned, lanes, **marks))
         return build.call_te(product_of_panels, x, packed, columns, x_turned, wide, **names)
-
-    def _turned_back(self, call: Any) -> Any:
-        """What a permutation of a permutation leaves as it was."""
-        if name_of(call) != "relax.permute_dims" or not isinstance(call.args[0], relax.Var):
-            return None
-        inner = self.uses.values.get(call.args[0])
-        if inner is None or name_of(inner) != "relax.permute_dims":
-            return None
-        rank = len(_sizes(call) or ())
-        outer, order = (_order(c, rank) for c in (call, inner))
-        back = [order[axis] for axis in outer] == list(range(rank))
-        return inner.args[0] if back and isinstance(inner.args[0], relax.Var) else None
 
 
 def _wide(call: Any) -> str:

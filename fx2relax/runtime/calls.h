@@ -104,6 +104,16 @@ struct Settings {
                                      groups(), result.out()));
     return result;
   }
+
+  // The gradient of a weight, of whose values nothing is read.
+  Tensor backward(AtenTensorHandle x, AtenTensorHandle gradient, AtenTensorHandle weight) const {
+    static const int32_t wanted[] = {0, 1, 0};
+    Tensor none, result, neither;
+    check(aoti_torch_cpu_convolution_backward(
+        gradient, x, weight, nullptr, 0, values, n, values + n, n, values + 2 * n, n, transposed(),
+        values + 3 * n, n, groups(), wanted, 3, none.out(), result.out(), neither.out()));
+    return result;
+  }
 };
 
 template <bool last>
@@ -116,6 +126,15 @@ void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   Tensor weight = as_dtype(laid(arguments[1]), out), bias;
   if (count == 5) bias = as_dtype(view(arguments[2]), out);
   deliver(out, settings.convolve(as_dtype(x, out), weight, bias));
+}
+
+// x, the gradient of the output of its convolution, settings, the sizes of the weight.
+void weight_gradient(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
+  require(count == 5);
+  View out = view(arguments[4]), x = view(arguments[0]), gradient = view(arguments[1]);
+  require(out.compact());
+  Settings settings(arguments[2], x.rank);
+  deliver(out, settings.backward(as_dtype(x, out), as_dtype(gradient, out), out.tensor()));
 }
 
 // Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
@@ -168,6 +187,9 @@ void define_calls() {
   define("conv2d", convolution<false>);
   define("conv3d", convolution<false>);
   define("conv2d_nhwc", convolution<true>);
+  for (const char* name : {"conv1d_weight", "conv2d_weight", "conv3d_weight"}) {
+    define(name, weight_gradient);
+  }
   define("attention", attention);
 }
 

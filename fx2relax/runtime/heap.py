@@ -1,10 +1,20 @@
-"""Memory that is free, given back to the system."""
+"""What the system is told about memory: what is free, and what is to lie in large pages."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_PAGE = 2 << 20
+#: Results of as many bytes hold a large page. What a step has freed has often gone back to the
+#: system, so that the next one finds no page behind them.
+LARGE = _PAGE
+_HUGE_PAGES = 14  # Linux's MADV_HUGEPAGE
+_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def give_back() -> None:
@@ -24,4 +34,31 @@ def _trim() -> Callable[[int], int] | None:
         found = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):
         return None
+    return found
+
+
+def in_large_pages(fresh: torch.Tensor) -> torch.Tensor:
+    """The same tensor of at least `LARGE` bytes, all of which is about to be written.
+
+    The gradient of a table of 94 MB is filled in 5 ms in large pages, in 19 ms in those of 4 KB.
+    """
+    advise = _advise()
+    if advise is not None:
+        start = -(-fresh.data_ptr() // _PAGE) * _PAGE
+        end = (fresh.data_ptr() + fresh.untyped_storage().nbytes()) // _PAGE * _PAGE
+        if start < end:
+            advise(start, end - start, _HUGE_PAGES)
+    return fresh
+
+
+@functools.cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    """Linux's `madvise`, where large pages are for those that ask."""
+    try:
+        if "[madvise]" not in _MODE.read_text():
+            return None
+        found = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError, TypeError):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return found

@@ -117,6 +117,44 @@ def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], settings: Any) -> T
     )
 
 
+def _weight_gradient(*arguments: Any) -> None:
+    """Of a convolution of the first operand: the second is the gradient of its output.
+
+    The same settings, then the sizes of the weight.
+    """
+    *operands, settings, _, output = arguments
+    out = _view(output)
+    x, gradient = [_view(v).to(out.dtype) for v in operands]
+    out.copy_(_backward(x, gradient, settings, out))
+
+
+def _new_weight_gradient(x: Any, gradient: Any, settings: Any, sizes: Any) -> Tensor:
+    """As `_weight_gradient`, returning its output: for operands of one dtype."""
+    data = _view(x)
+    like = data.new_empty([int(s) for s in sizes])
+    return _backward(data, _view(gradient), settings, like).contiguous()
+
+
+def _backward(x: Tensor, gradient: Tensor, settings: Any, weight: Tensor) -> Tensor:
+    """The gradient of a weight, of whose values nothing is read."""
+    values = [int(v) for v in settings]
+    n = x.dim() - 2
+    result: Tensor = torch.ops.aten.convolution_backward.default(
+        gradient,
+        x,
+        weight,
+        None,
+        values[:n],
+        values[n : 2 * n],
+        values[2 * n : 3 * n],
+        bool(values[-1]),
+        values[3 * n : 4 * n],
+        values[-2],
+        [False, True, False],
+    )[1]
+    return result
+
+
 def _attention(*arguments: Any) -> None:
     """Queries, keys, values as (batch, sequence, heads, size), or heads first where a bit says so.
 
@@ -159,9 +197,11 @@ FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
     "rows_nt": _matmul(False, True),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     "conv2d_nhwc": _convolution_nhwc,
+    **dict.fromkeys(("conv1d_weight", "conv2d_weight", "conv3d_weight"), _weight_gradient),
     # They return their output, which PyTorch has allocated, and copy nothing.
     **dict.fromkeys(("new_conv1d", "new_conv2d", "new_conv3d"), _new_convolution),
     "new_conv2d_nhwc": _new_convolution_nhwc,
+    **{f"new_conv{n}d_weight": _new_weight_gradient for n in (1, 2, 3)},
     "attention": _attention,
 }
 

@@ -125,6 +125,20 @@ void new_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   give_convolved(settings.convolve(x.tensor(), weight.tensor(), bias), x, last, result);
 }
 
+// As conv*d_weight of calls.h, without the output.
+inline void new_weight_gradient(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+  require(count == 4);
+  View x = view(arguments[0]), gradient = view(arguments[1]);
+  Settings settings(arguments[2], x.rank);
+  const TVMFFIShapeCell& sizes = integers(arguments[3]);
+  require(gradient.same_dtype(x) && static_cast<int64_t>(sizes.size) == x.rank);
+  View weight = x;
+  std::memcpy(weight.sizes, sizes.data, sizeof(int64_t) * x.rank);
+  weight.set_compact();
+  Tensor like = empty(weight.rank, weight.sizes, weight.strides, dtype_code(x.dtype));
+  give_convolved(settings.backward(x.tensor(), gradient.tensor(), like), x, false, result);
+}
+
 #if AT_MKLDNN_ENABLED()
 
 inline StableIValue list(const int64_t* values, int64_t count) {
@@ -204,6 +218,9 @@ inline void define_packed() {
     define(name, packed::new_convolution<false>);
   }
   define("new_conv2d_nhwc", packed::new_convolution<true>);
+  for (const char* name : {"new_conv1d_weight", "new_conv2d_weight", "new_conv3d_weight"}) {
+    define(name, packed::new_weight_gradient);
+  }
 #if AT_MKLDNN_ENABLED()
   define("pack_conv", packed::pack_convolution<false>);
   define("pack_conv_nhwc", packed::pack_convolution<true>);

@@ -5,6 +5,7 @@ PyTorch allocates each result with the strides that eager gives it, and the prog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from fx2relax.calling import Calling, Given, Size
 from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary
+from fx2relax.runtime.heap import LARGE, in_large_pages
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 
@@ -57,6 +59,7 @@ class _Writer:
         self.known = dict(calling.known)
         self.values: dict[str, Any] = {
             "empty": _allocator(),
+            "in_large_pages": in_large_pages,
             "as_real": torch.view_as_real,
             "ready": boundary.ready,
             "result": boundary.result,
@@ -110,8 +113,11 @@ class _Writer:
             yield f"if not p{name}.numel(): p{name} = ready(p{name})"
 
     def _empty(self, shape: Sequence[Size], strides: Sequence[Size], dtype: str) -> str:
-        self.values[dtype] = getattr(torch, dtype)
-        return f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
+        self.values[dtype] = kind = getattr(torch, dtype)
+        made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
+        known = [size for size in shape if isinstance(size, int)]
+        large = len(known) == len(shape) and math.prod(known) * kind.itemsize >= LARGE
+        return f"in_large_pages({made})" if large else made
 
     def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
         if direct.get(spec.index) is spec:
