@@ -41,6 +41,17 @@ def walked_as_one(axes: Sequence[Axis], accesses: Sequence[list[Any]]) -> int:
     return count
 
 
+def walk_together(axes: Sequence[Axis], indices: list[Any]) -> bool:
+    """Whether indices have axes side by side, in their order, or mention none of them."""
+    variables = [a.var for a in axes]
+    for n in range(len(indices) - len(variables) + 1):
+        part = indices[n : n + len(variables)]
+        if all(isinstance(i, tvm.ir.Var) and i.same_as(v) for i, v in zip(part, variables)):
+            indices = [*indices[:n], *indices[n + len(variables) :]]
+            break
+    return not any(uses(i, v) for i in indices for v in variables)
+
+
 def _walks(indices: list[Any], tail: list[Any]) -> bool:
     """Whether the indices end in exactly these axes, or mention none of them."""
     plain = len(indices) >= len(tail) and all(

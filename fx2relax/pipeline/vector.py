@@ -14,7 +14,9 @@ from tvm import tirx
 
 from .bounded import bounded
 from .partial import reduce_loop
+from .tiles import registers
 from .tir import Rewriter, Substitute, TensorLoad, counted, rebuild_for, uses
+from .transposes import TRANSPOSE, transposed
 
 VECTOR = "fx2relax.vector"
 REDUCE = "fx2relax.reduce"
@@ -28,6 +30,8 @@ class Vectorize(Rewriter):
         """A marked loop, or what is inside any other."""
         if VECTOR in node.annotations:
             return _vector_loop(_absorb_guard(node))
+        if TRANSPOSE in node.annotations:
+            return transposed(node, _register())
         if REDUCE in node.annotations:
             store = isinstance(node.body, tirx.BufferStore)
             return reduce_loop(node, _lanes(node.body, node.loop_var) if store else 1)
@@ -79,6 +83,15 @@ class _Widest(Rewriter):
         self.see(node.buffer.dtype)
         self.expr(node.value)
         return node
+
+
+def _register() -> int:
+    """The bytes of a vector register of the machine that code is generated for."""
+    target = tvm.target.Target.current(allow_none=True)
+    if target is None:
+        return _BYTES
+    found = registers(target)
+    return 4 * found.lanes // found.vectors
 
 
 def _lanes(body: Any, var: Any) -> int:
