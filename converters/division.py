@@ -99,7 +99,7 @@ def _floor_quotient(a: Any, b: Any, rounded: Callable[[Any], Any]) -> Any:
 
     def with_rest(rest: Any) -> Any:
         exact = rounded(_quotient(rounded(a - rest), b))
-        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
+        apart = _apart(b, rest)
         return let(select(apart, rounded(exact - one), exact), floor)
 
     def floor(value: Any) -> Any:
@@ -124,8 +124,10 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
-def _differ(p: Any, q: Any) -> Any:
-    return tirx.Or(tirx.And(p, tirx.Not(q)), tirx.And(q, tirx.Not(p)))
+def _apart(b: Any, rest: Any) -> Any:
+    """Whether a rest that is not zero has another sign than the divisor."""
+    zero = number(0.0, b)
+    return select(b < zero, rest > zero, rest < zero)
 
 
 def _remainder(a: Any, b: Any) -> Any:
@@ -134,7 +136,7 @@ def _remainder(a: Any, b: Any) -> Any:
     zero = number(0.0, a)
 
     def with_rest(rest: Any) -> Any:
-        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
+        apart = _apart(b, rest)
         return select(apart, rest + b, rest)
 
     return let(extern("fmod", a, b), with_rest)

@@ -55,6 +55,19 @@ def clamped(x: Any, least: float, most: float) -> Any:
     return bind(top, lambda b: tirx.Select(b < f32(least), f32(least), b))
 
 
+#: Integers as wide as floats.
+WORDS = {"float16": "int16", "float32": "int32", "float64": "int64"}
+
+
+def copysign(x: Any, y: Any) -> Any:
+    """The magnitude of `x` with the sign bit of `y`, that of zero and NaN included."""
+    kind = str(x.ty.dtype)
+    word = WORDS[kind]
+    sign, rest = tirx.min_value(word), tirx.max_value(word)
+    bits = tirx.reinterpret(word, x) & rest
+    return tirx.reinterpret(kind, bits | (tirx.reinterpret(word, y) & sign))
+
+
 def with_sign(x: Any, y: Any) -> Any:
     """The magnitude `y` with the sign bit of `x`, that of zero and NaN included."""
     bits = tirx.reinterpret("int32", x) & tirx.min_value("int32")

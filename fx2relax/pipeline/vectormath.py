@@ -16,6 +16,7 @@ from . import bounded
 from . import polynomials as p
 from . import polynomials_angles as angles
 from . import polynomials_circle as circle
+from . import polynomials_division as division
 from .polynomials import F32, bind
 from .tir import Rewriter, extern_name
 
@@ -44,6 +45,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     bounded.PREFIX + "sin": (circle.sin, 2),
     bounded.PREFIX + "cos": (circle.cos, 2),
     bounded.PREFIX + "tan": (circle.tan, 3),
+    bounded.PREFIX + "fmod": (division.fmod, 0),
+}
+#: The same for float64.
+DOUBLES: dict[str, tuple[Callable[..., Any], float]] = {
+    bounded.PREFIX + "fmod": (division.fmod, 0),
 }
 _FLOATS = ("float16", "float32", "float64")
 _LARGEST = {
@@ -106,12 +112,15 @@ class VectorMath(Rewriter):
         name = extern_name(node) or getattr(node.op, "name", "")
         if name == "tirx.isnan" and str(node.args[0].ty.dtype) in _FLOATS:
             return bind(node.args[0], _is_nan, "x")
-        if name not in FUNCTIONS:
-            return node
-        function, _ = FUNCTIONS[name]
-        args = node.args if extern_name(node) is None else node.args[1:]
         dtype = str(node.ty.dtype)
-        if dtype == F32:
+        if name == "tirx.copysign" and dtype in p.WORDS:  # TVM's does not become a vector
+            return p.copysign(*node.args)
+        functions = DOUBLES if dtype == "float64" else FUNCTIONS
+        if name not in functions:
+            return node
+        function, _ = functions[name]
+        args = node.args if extern_name(node) is None else node.args[1:]
+        if dtype in (F32, "float64"):
             return function(*args)
         if dtype == "float16":
             return tirx.Cast(dtype, function(*(tirx.Cast(F32, a) for a in args)))
