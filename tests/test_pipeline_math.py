@@ -75,6 +75,7 @@ FUNCTIONS: list[tuple[str, Any, Any, float, float]] = [
     ("tirx.sigmoid", tirx.sigmoid, torch.sigmoid, -110, 110),
     ("tirx.tanh", tirx.tanh, torch.tanh, -3, 3),
     ("tirx.erf", tirx.erf, torch.erf, -4, 4),
+    ("erfcf", libm("erfcf"), torch.erfc, -5, 11),
     ("sinhf", libm("sinhf"), torch.sinh, -5, 5),
     ("coshf", libm("coshf"), torch.cosh, -5, 5),
     ("tirx.asinh", tirx.asinh, torch.asinh, -4, 4),

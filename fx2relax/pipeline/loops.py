@@ -46,7 +46,8 @@ def walk_together(axes: Sequence[Axis], indices: list[Any]) -> bool:
     variables = [a.var for a in axes]
     for n in range(len(indices) - len(variables) + 1):
         part = indices[n : n + len(variables)]
-        if all(isinstance(i, tvm.ir.Var) and i.same_as(v) for i, v in zip(part, variables)):
+        pairs = zip(part, variables, strict=True)
+        if all(isinstance(i, tvm.ir.Var) and i.same_as(v) for i, v in pairs):
             indices = [*indices[:n], *indices[n + len(variables) :]]
             break
     return not any(uses(i, v) for i in indices for v in variables)

@@ -122,6 +122,11 @@ def exp(x: Any) -> Any:
     )
 
 
+def _exp_down(x: Any) -> Any:
+    """e**x of no more than 0 and no less than -87."""
+    return _by_ln2(x, lambda m, r: (_less_one(r) + f32(1.0)) * _pow2(m))
+
+
 def exp2(x: Any) -> Any:
     """2**x; as `exp`."""
     return bind(
@@ -221,6 +226,11 @@ _ERF_LARGE = (
 )
 
 
+def erf_small(v: Any) -> Any:
+    """The error function below 0.927."""
+    return bind(v * v, lambda s: horner(s, _ERF_SMALL) * v + v)
+
+
 def erf(x: Any) -> Any:
     """Two ranges: x + x * P(x * x) near zero, 1 - e**Q(|x|) beyond."""
 
@@ -228,13 +238,13 @@ def erf(x: Any) -> Any:
         return bind(tirx.abs(v), lambda a: both(v, a))
 
     def both(v: Any, a: Any) -> Any:
-        small = bind(v * v, lambda s: horner(s, _ERF_SMALL) * v + v)
+        small = erf_small(v)
         # e**-(a + a * Q(a)) has sunk below half a unit in the last place of 1 well before 4.
         capped = tirx.Select(a > f32(4.0), f32(4.0), a)
         large = bind(
             capped,
             lambda c: bind(
-                f32(1.0) - exp(f32(0.0) - (horner(c, _ERF_LARGE) * c + c)),
+                f32(1.0) - _exp_down(f32(0.0) - (horner(c, _ERF_LARGE) * c + c)),
                 lambda y: tirx.Select(v < f32(0.0), f32(0.0) - y, y),
             ),
         )

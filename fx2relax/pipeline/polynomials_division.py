@@ -13,7 +13,7 @@ _QUOTIENT = {"float32": 2.0**22, "float64": 2.0**51}
 
 
 def beyond(x: Any, y: Any) -> Any:
-    """Whether `fmod` does not hold: zeros, infinities and NaN on the wrong side, large quotients."""
+    """Whether `fmod` does not hold: no number as the rest, an infinite `y`, a large quotient."""
     kind = str(x.ty.dtype)
     most, inf = tirx.const(_QUOTIENT[kind], kind), tirx.const(float("inf"), kind)
     usual = tirx.And(tirx.abs(x) < tirx.abs(y) * most, tirx.abs(y) < inf)

@@ -17,6 +17,8 @@ from . import polynomials as p
 from . import polynomials_angles as angles
 from . import polynomials_circle as circle
 from . import polynomials_division as division
+from . import polynomials_double as double
+from . import polynomials_erf as errors
 from .polynomials import F32, bind
 from .tir import Rewriter, extern_name
 
@@ -33,6 +35,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     "tirx.sigmoid": (p.sigmoid, 3),
     "tirx.tanh": (p.tanh, 2),
     "tirx.erf": (p.erf, 2),
+    "erfcf": (errors.erfc, 4),
     "sinhf": (angles.sinh, 2),
     "coshf": (angles.cosh, 2),
     "tirx.asinh": (angles.asinh, 4),
@@ -49,6 +52,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
 }
 #: The same for float64.
 DOUBLES: dict[str, tuple[Callable[..., Any], float]] = {
+    "tirx.exp": (double.exp, 2),
+    "expm1": (double.expm1, 2),
+    "tirx.log": (double.log, 1),
+    "tirx.log1p": (double.log1p, 2),
+    "tirx.sigmoid": (double.sigmoid, 3),
+    "tanh": (double.tanh, 3),
+    "tirx.erf": (errors.erf64, 2),
+    "erfc": (errors.erfc64, 4),
     bounded.PREFIX + "fmod": (division.fmod, 0),
 }
 _FLOATS = ("float16", "float32", "float64")
