@@ -101,7 +101,7 @@ def _tail(
     *,
     whole: bool = True,
 ) -> Any:
-    """The complement of what is not small; a `whole` table has 1 + 2 x times it, which is near 1."""
+    """The complement of what is not small; a `whole` table has 1 + 2 x times that."""
 
     def of(square: Any) -> Any:
         zero = _number(0, a)
