@@ -15,6 +15,7 @@ __all__ = ["broadcast_sizes", "checked", "is_one", "offset", "spread", "strides_
 
 _INJECTIVE = 2  # TVM's number for a kernel that others may be fused with
 
+
 def is_one(size: Any) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1

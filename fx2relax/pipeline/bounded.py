@@ -35,7 +35,7 @@ class _Bounded(Rewriter):
             self.bound.append(node.var)
         if not isinstance(node, Call):
             return node
-        kind = str(node.ty.dtype)
+        kind = str(getattr(node.ty, "dtype", ""))  # a pointer has none
         name = str(getattr(node.op, "name", ""))
         if name in _NAMES and kind == "float32":
             self.beyond.append(tirx.abs(node.args[0]) > tirx.const(LIMIT, kind))

@@ -64,22 +64,33 @@ def _by_ln2(x: Any, body: Callable[[Any, Any], Any]) -> Any:
 
 # Interpolates (e**r - 1 - r) / r**2 at Chebyshev's points.
 _EXP = (
-    2.510038549551032e-08,
-    2.7620088445409746e-07,
-    2.7557268459997064e-06,
-    2.4801521295954376e-05,
-    0.00019841269863053618,
-    0.0013888888917213717,
-    0.008333333333330062,
-    0.04166666666662413,
-    0.16666666666666669,
-    0.5000000000000001,
+    2.0914686968086876e-09,
+    2.5105217004720745e-08,
+    2.75572736431103e-07,
+    2.7557255400206422e-06,
+    2.4801587325547743e-05,
+    0.00019841269874820627,
+    0.0013888888888883748,
+    0.008333333333326136,
+    0.04166666666666667,
+    0.1666666666666667,
+    0.5,
 )
 
 
 def _less_one(r: Any) -> Any:
     """e**r - 1 for `r` of at most half of ln 2."""
     return horner(r, _EXP) * r * r + r
+
+
+def _grown(r: Any) -> Any:
+    """e**r for `r` of at most half of ln 2; what the sum of 1 and `r` rounds away is put back."""
+
+    def of(one: Any) -> Any:
+        lost = r - (one - f64(1.0))
+        return one + (horner(r, _EXP) * r * r + lost)
+
+    return bind(f64(1.0) + r, of)
 
 
 def _scaled(p: Any, m: Any) -> Any:
@@ -91,16 +102,14 @@ def exp(x: Any) -> Any:
     """e**x; NaN stays, overflow is inf, underflow passes through the denormals."""
     return bind(
         x,
-        lambda v: _by_ln2(
-            clamped(v, -746.0, 710.0), lambda m, r: _scaled(_less_one(r) + f64(1.0), m)
-        ),
+        lambda v: _by_ln2(clamped(v, -746.0, 710.0), lambda m, r: _scaled(_grown(r), m)),
         "x",
     )
 
 
 def exp_down(x: Any) -> Any:
     """e**x of no more than 0 and no less than -700."""
-    return _by_ln2(x, lambda m, r: (_less_one(r) + f64(1.0)) * _pow2(m))
+    return _by_ln2(x, lambda m, r: _grown(r) * _pow2(m))
 
 
 def expm1(x: Any) -> Any:

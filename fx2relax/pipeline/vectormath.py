@@ -123,7 +123,7 @@ class VectorMath(Rewriter):
         name = extern_name(node) or getattr(node.op, "name", "")
         if name == "tirx.isnan" and str(node.args[0].ty.dtype) in _FLOATS:
             return bind(node.args[0], _is_nan, "x")
-        dtype = str(node.ty.dtype)
+        dtype = str(getattr(node.ty, "dtype", ""))  # a pointer has none
         if name == "tirx.copysign" and dtype in p.WORDS:  # TVM's does not become a vector
             return p.copysign(*node.args)
         functions = DOUBLES if dtype == "float64" else FUNCTIONS
