@@ -75,6 +75,11 @@ class WidenBFloat16(Rewriter):
             bits = 0x7F80 if float(node.value.value) > 0 else 0xFF80
             infinite = tirx.reinterpret(BF16, tirx.const(bits, "uint16"))
             return tirx.BufferStore(node.buffer, infinite, list(node.indices))
+        if isinstance(node.value, TensorLoad):  # a copy keeps all bits, those of NaN too
+            source = [self.expr(x) for x in node.value.indices]
+            bits = tirx.reinterpret("uint16", tirx.BufferLoad(node.value.source, source))
+            indices = [self.expr(x) for x in node.indices]
+            return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, bits), indices)
         value, *indices = (self.expr(x) for x in (node.value, *node.indices))
         # TVM's storage pass knows bfloat16 as the type of this very node.
         return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, _narrowed(value)), indices)

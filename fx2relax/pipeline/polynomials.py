@@ -178,7 +178,10 @@ def sigmoid(x: Any) -> Any:
     return bind(
         x,
         lambda v: bind(
-            exp(tirx.Select(v > f32(0.0), f32(0.0) - v, v)),
+            _by_ln2(
+                bind(tirx.abs(v), lambda a: tirx.Select(a > f32(104.0), f32(-104.0), -a)),
+                lambda m, r: _scaled(_less_one(r) + f32(1.0), m),
+            ),
             lambda e: tirx.Select(v > f32(0.0), f32(1.0), e) / (f32(1.0) + e),
         ),
     )
@@ -239,13 +242,14 @@ def erf(x: Any) -> Any:
 
     def both(v: Any, a: Any) -> Any:
         small = erf_small(v)
+        falling = [-q for q in _ERF_LARGE]
         # e**-(a + a * Q(a)) has sunk below half a unit in the last place of 1 well before 4.
         capped = tirx.Select(a > f32(4.0), f32(4.0), a)
         large = bind(
             capped,
             lambda c: bind(
-                f32(1.0) - _exp_down(f32(0.0) - (horner(c, _ERF_LARGE) * c + c)),
-                lambda y: tirx.Select(v < f32(0.0), f32(0.0) - y, y),
+                f32(1.0) - _exp_down(horner(c, falling) * c - c),
+                lambda y: with_sign(v, y),
             ),
         )
         return tirx.Select(a > f32(0.927734375), large, small)

@@ -63,8 +63,8 @@ def _tiles(loop: Any, register: int) -> _Tiles | None:
     turned = [x for x in found.loads if _is_turned(x, r, c)]
     if not turned or any(not _among(x, found.certain) for x in turned):
         return None
-    widths = [_WIDTHS.get(str(x.source.dtype)) for x in turned]
-    if None in widths:
+    widths = [_WIDTHS.get(str(x.source.dtype), 0) for x in turned]
+    if 0 in widths:
         return None
     side = min(register // max(widths), 16)
     for extent in (loop.extent, inner.extent):
