@@ -122,11 +122,12 @@ def _widened(bits: Any) -> Any:
 
 def _upper_half(value: Any) -> Any:
     """The nearest bfloat16's bits, ties to even, NaN kept, in the lower half of a uint32."""
-    var = tirx.Var("bits", "uint32")
+    wide, var = tirx.Var("wide", F32), tirx.Var("bits", "uint32")
     even = (var >> _u32(16)) & _u32(1)
-    nan = (var & _u32(0x7FFFFFFF)) > _u32(0x7F800000)
+    nan = tirx.Not(tirx.GE(wide, wide))
     near = (var + even + _u32(0x7FFF)) >> _u32(16)
-    return tirx.Let(var, tirx.reinterpret("uint32", value), tirx.Select(nan, _u32(0x7FC0), near))
+    bits = tirx.Select(nan, _u32(0x7FC0), near)
+    return tirx.Let(wide, value, tirx.Let(var, tirx.reinterpret("uint32", wide), bits))
 
 
 def _narrowed(value: Any) -> Any:

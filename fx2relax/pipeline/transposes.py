@@ -21,7 +21,7 @@ TRANSPOSE = "fx2relax.transpose"
 _BLOCK = 16  # bytes within which a vector instruction moves elements freely
 _FEW = 8  # turns of a loop that are no part of a square
 _CONFLICT = 1024  # bytes; multiples of it are a few places of a cache
-_SMALL = 60  # nodes of an expression that is written out for each row of a tile
+_LARGEST = 100  # nodes of an expression, which is written out for each row of a tile
 _BITS = {"bfloat16": "uint16", "float16": "uint16"}
 _WIDTHS = {
     **{f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -56,7 +56,11 @@ def _tiles(loop: Any, register: int) -> _Tiles | None:
     r, c = loop.loop_var, inner.loop_var
     found = _Loads()
     found.expr(store.value)
-    if found.guarded or any(x.source.same_as(store.buffer) for x in found.loads):
+    if (
+        found.guarded
+        or found.size > _LARGEST
+        or any(x.source.same_as(store.buffer) for x in found.loads)
+    ):
         return None
     if _step(store.indices[0], c) != 1 or uses(_difference(store.indices[0], r), r):
         return None
@@ -70,7 +74,7 @@ def _tiles(loop: Any, register: int) -> _Tiles | None:
     for extent in (loop.extent, inner.extent):
         while isinstance(extent, tirx.IntImm) and int(extent.value) < side:
             side //= 2
-    return _Tiles(loop, inner, store, turned, side, found.size) if side >= 4 else None
+    return _Tiles(loop, inner, store, turned, side) if side >= 4 else None
 
 
 def _zero(number: Any) -> bool:
@@ -162,11 +166,8 @@ class _Replace(Rewriter):
 class _Tiles:
     """The loops of one transpose in tiles of `side` by `side`."""
 
-    def __init__(
-        self, loop: Any, inner: Any, store: Any, turned: list[Any], side: int, size: int
-    ) -> None:
+    def __init__(self, loop: Any, inner: Any, store: Any, turned: list[Any], side: int) -> None:
         self.loop, self.inner, self.store, self.side = loop, inner, store, side
-        self.small = size <= _SMALL
         self.loads: list[Any] = []
         for load in turned:
             if not _among(load, self.loads):
