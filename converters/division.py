@@ -24,7 +24,7 @@ from .common import (
     tirx,
 )
 from .elementwise import elementwise, extern, let, number, select
-from .opaque import loops, opaque, require, wide
+from .opaque import local, loops, opaque, require, wide
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -70,8 +70,12 @@ def _nonzero(divisor: Any) -> Any:
     count = product(shape(divisor))
 
     def look(ins: Any, outs: Any, sizes: Any) -> None:
+        # A loop of nothing but checks is one that TVM unrolls, however long.
+        zeros = local("int64")
+        zeros[0] = wide(0)
         with loops([sizes[0]]) as (i,):
-            require(tirx.NE(ins[0][i], number(0, ins[0][i])), "ZeroDivisionError")
+            zeros[0] += tirx.Cast("int64", tirx.EQ(ins[0][i], number(0, ins[0][i])))
+        require(zeros[0].equal(wide(0)), "ZeroDivisionError")
         outs[0][wide(0)] = number(0, ins[0][wide(0)])
 
     name = divisor.ty.dtype
@@ -99,7 +103,7 @@ def _floor_quotient(a: Any, b: Any, rounded: Callable[[Any], Any]) -> Any:
 
     def with_rest(rest: Any) -> Any:
         exact = rounded(_quotient(rounded(a - rest), b))
-        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
+        apart = _apart(b, rest)
         return let(select(apart, rounded(exact - one), exact), floor)
 
     def floor(value: Any) -> Any:
@@ -124,17 +128,18 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm) and value.value == 0
 
 
-def _differ(p: Any, q: Any) -> Any:
-    return tirx.Or(tirx.And(p, tirx.Not(q)), tirx.And(q, tirx.Not(p)))
+def _apart(b: Any, rest: Any) -> Any:
+    """Whether a rest that is not zero has another sign than the divisor."""
+    zero = number(0.0, b)
+    return select(b < zero, rest > zero, rest < zero)
 
 
 def _remainder(a: Any, b: Any) -> Any:
     if _is_zero(b):
         return extern("fmod", a, b)
-    zero = number(0.0, a)
 
     def with_rest(rest: Any) -> Any:
-        apart = tirx.And(tirx.NE(rest, zero), _differ(b < zero, rest < zero))
+        apart = _apart(b, rest)
         return select(apart, rest + b, rest)
 
     return let(extern("fmod", a, b), with_rest)

@@ -7,10 +7,13 @@ from typing import Any
 
 from fx2relax.bounds import equal
 
-from .common import dtype, op, product, reshape, shape, shape_expr, tirx
+from .common import dtype, op, product, reshape, shape, shape_expr, te_call, tirx, topi
 from .opaque import local, loops, opaque, require, wide
 
 __all__ = ["broadcast_sizes", "checked", "is_one", "offset", "spread", "strides_of", "take_along"]
+
+
+_INJECTIVE = 2  # TVM's number for a kernel that others may be fused with
 
 
 def is_one(size: Any) -> bool:
@@ -143,5 +146,7 @@ def checked(
 
 def take_along(x: Any, index: Any, axis: int) -> Any:
     """``x[..., index, ...]`` along an axis; the index has been checked."""
-    # "clip" costs nothing that can be measured; "fast" makes TVM print a warning.
-    return op.take(x, index, axis=axis, mode="clip")
+    # "clip" costs nothing that can be measured; "fast" makes TVM print a warning. TVM takes a place
+    # that is read for one that nothing can be fused with.
+    attrs = {"op_pattern": _INJECTIVE}
+    return te_call(topi.take, x, index, axis, mode="clip", primfunc_attrs=attrs)

@@ -87,8 +87,8 @@ def group_norm(
     """
     kind, x = dtype(input), wide(input)
     sizes = shape(x)
-    grouped = emit(reshape(x, [N, group, (C // group) * HxW]))
-    variance, mean = variance_and_mean(grouped, [2], 0, keepdim=True)
+    grouped = emit(reshape(x, [N, group, C // group, HxW]))
+    variance, mean = variance_and_mean(grouped, [2, 3], 0, keepdim=True)
     rstd = _rsqrt(variance, eps)
     normal = emit(reshape(op.multiply(op.subtract(grouped, mean), rstd), sizes))
     per_channel = [C] + [1] * (len(sizes) - 2)

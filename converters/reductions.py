@@ -78,10 +78,15 @@ def scaled_sum(x: Any, dims: Sequence[int], keepdim: bool, correction: float) ->
         if not isinstance(n, int):  # the size is known to a kernel over `x` only
             return te_call(_te_scaled_sum, x, list(dims), keepdim, correction)
         total = op.sum(x, list(dims), keepdims=keepdim)
+    return _scaled(total, n, correction)
+
+
+def _scaled(total: Any, n: int, correction: float) -> Any:
+    """A sum of `n` numbers divided by that less a correction."""
     divisor = max(n - correction, 0)
     if divisor == 0:  # TVM refuses a constant divisor of zero
-        return op.multiply(total, scalar(float("inf"), dtype(x)))
-    return op.divide(total, scalar(divisor, dtype(x)))
+        return op.multiply(total, scalar(float("inf"), dtype(total)))
+    return op.divide(total, scalar(divisor, dtype(total)))
 
 
 # -- sum, product, mean ------------------------------------------------------------------------
@@ -153,9 +158,15 @@ def variance_and_mean(x: Any, dims: Sequence[int], correction: Any, keepdim: boo
         nothing = full(reduced_shape(x, dims, keepdim), float("nan"), kind)
         return nothing, nothing
     mean = _mean(x, dims) if ndim(x) else x
-    deviation = emit(op.subtract(x, mean))
-    squares = emit(op.multiply(deviation, deviation))
-    variance = scaled_sum(squares, dims, keepdim, correction)
+    if not dims or any(not isinstance(shape(x)[d], int) for d in dims):
+        deviation = emit(op.subtract(x, mean))
+        squares = emit(op.multiply(deviation, deviation))
+        variance = scaled_sum(squares, dims, keepdim, correction)
+    else:
+        total = _sum_of_deviations(x, mean, dims, square=True)
+        variance = _scaled(total, product([shape(x)[d] for d in dims]), correction)
+        if not keepdim:
+            variance = op.squeeze(variance, list(dims))
     if not keepdim and dims:
         mean = op.squeeze(mean, list(dims))
     return variance, mean
@@ -172,7 +183,31 @@ def _mean(x: Any, dims: Sequence[int]) -> Any:
         return emit(op.mean(x, list(dims), keepdims=True))
     starts, ends = [0] * len(dims), [1] * len(dims)
     first = emit(op.strided_slice(x, list(dims), starts, ends, assume_inbound=True))
-    return emit(op.add(first, op.mean(op.subtract(x, first), list(dims), keepdims=True)))
+    count = product([shape(x)[d] for d in dims])
+    if not isinstance(count, int):
+        return emit(op.add(first, op.mean(op.subtract(x, first), list(dims), keepdims=True)))
+    total = _sum_of_deviations(x, first, dims, square=False)
+    return emit(op.add(first, op.divide(total, scalar(count, dtype(x)))))
+
+
+def _sum_of_deviations(x: Any, base: Any, dims: Sequence[int], square: bool) -> Any:
+    """Sum of ``x - base``, or of its square, over axes that are kept; `base` has size 1 there.
+
+    One kernel: TVM fuses a difference with its sum only where nothing else has been fused before.
+    """
+
+    def kernel(values: Any, bases: Any) -> Any:
+        turns = {d: te.reduce_axis((0, values.shape[d]), name=f"k{d}") for d in dims}
+        zero = tirx.const(0, "int64")
+
+        def element(*at: Any) -> Any:
+            here = values(*[turns.get(d, i) for d, i in enumerate(at)])
+            apart = here - bases(*[zero if d in turns else i for d, i in enumerate(at)])
+            return te.sum(apart * apart if square else apart, axis=list(turns.values()))
+
+        return te.compute(bases.shape, element, name="sum_of_deviations")
+
+    return emit(te_call(kernel, x, base, primfunc_name_hint="sum_of_deviations"))
 
 
 def _moments(self: Any, dim: Any, correction: Any, keepdim: bool, root: bool) -> Any:

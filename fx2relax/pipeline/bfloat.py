@@ -75,6 +75,11 @@ class WidenBFloat16(Rewriter):
             bits = 0x7F80 if float(node.value.value) > 0 else 0xFF80
             infinite = tirx.reinterpret(BF16, tirx.const(bits, "uint16"))
             return tirx.BufferStore(node.buffer, infinite, list(node.indices))
+        if isinstance(node.value, TensorLoad):  # a copy keeps all bits, those of NaN too
+            source = [self.expr(x) for x in node.value.indices]
+            bits = tirx.reinterpret("uint16", tirx.BufferLoad(node.value.source, source))
+            indices = [self.expr(x) for x in node.indices]
+            return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, bits), indices)
         value, *indices = (self.expr(x) for x in (node.value, *node.indices))
         # TVM's storage pass knows bfloat16 as the type of this very node.
         return tirx.BufferStore(node.buffer, tirx.reinterpret(BF16, _narrowed(value)), indices)
@@ -117,11 +122,12 @@ def _widened(bits: Any) -> Any:
 
 def _upper_half(value: Any) -> Any:
     """The nearest bfloat16's bits, ties to even, NaN kept, in the lower half of a uint32."""
-    var = tirx.Var("bits", "uint32")
+    wide, var = tirx.Var("wide", F32), tirx.Var("bits", "uint32")
     even = (var >> _u32(16)) & _u32(1)
-    nan = (var & _u32(0x7FFFFFFF)) > _u32(0x7F800000)
+    nan = tirx.Not(tirx.GE(wide, wide))
     near = (var + even + _u32(0x7FFF)) >> _u32(16)
-    return tirx.Let(var, tirx.reinterpret("uint32", value), tirx.Select(nan, _u32(0x7FC0), near))
+    bits = tirx.Select(nan, _u32(0x7FC0), near)
+    return tirx.Let(wide, value, tirx.Let(var, tirx.reinterpret("uint32", wide), bits))
 
 
 def _narrowed(value: Any) -> Any:

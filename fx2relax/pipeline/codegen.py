@@ -13,6 +13,7 @@ from .contraction import Rounded
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
+from .ramps import Ramps
 from .simplify import flatten, on_indices
 from .tir import NotHandled, Rewriter, kernel_pass
 from .unaligned import unaligned
@@ -100,6 +101,7 @@ _divisions = kernel_pass(
 )
 _wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body))
 _renamed = kernel_pass("fx2relax.Renamed", lambda func: Renamed().stmt(func.body))
+_ramps = kernel_pass("fx2relax.Ramps", lambda func: Ramps().stmt(func.body))
 _store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
 
 
@@ -124,6 +126,7 @@ def _host_passes(checked: bool) -> Any:
                 plain.ConvertSSA(),
                 _narrow,
                 plain.VectorizeLoop(True),
+                _ramps,
                 _broadcast,
                 plain.StorageRewrite(),
                 passes.RewriteUnsafeSelect(),

@@ -9,8 +9,9 @@ from tvm import tirx
 from tvm.ir.prim import expr_deep_equal
 
 from .blocks import Block, contiguous
-from .loops import fuse, share, walked_as_one, worth
+from .loops import fuse, share, walk_together, walked_as_one, worth
 from .tir import uses
+from .transposes import TRANSPOSE
 
 _CHUNK = 4096
 _TILE = 16
@@ -90,12 +91,25 @@ def _strided_axis(block: Block) -> int | None:
     return None
 
 
+def _joined(block: Block, last: int) -> int:
+    """The first of the axes up to one that every access walks together with it."""
+    assert block.store is not None
+    accesses = [list(block.store.indices), *(list(x.indices) for x in block.summary.loads)]
+    first = last
+    while first > 0 and all(walk_together(block.axes[first - 1 : last + 1], i) for i in accesses):
+        first -= 1
+    return first
+
+
 def _transpose(sch: Any, block: Block, loops: dict[Any, Any], strided: int, threads: int) -> None:
-    """Square tiles, so that each line of cache is read once."""
+    """The loop along which memory is read around that along which it is written, marked."""
     axes = block.axes
-    order = [loops[a.var] for n, a in enumerate(axes) if n not in (strided, len(axes) - 1)]
-    rows, columns = loops[axes[strided].var], loops[axes[-1].var]
-    r0, r1 = sch.split(rows, [None, _TILE])
-    c0, c1 = sch.split(columns, [None, _TILE])
-    sch.reorder(*order, r0, c0, r1, c1)
-    share(sch, [*order, r0], block, threads)
+    first = _joined(block, strided)
+    others = [a for n, a in enumerate(axes[:-1]) if not first <= n <= strided]
+    order = [loops[a.var] for a in others]
+    rows = fuse(sch, [loops[a.var] for a in axes[first : strided + 1]])
+    columns = loops[axes[-1].var]
+    sch.reorder(*order, rows, columns)
+    sch.annotate(rows, TRANSPOSE, 1)
+    turns = math.prod(a.length or math.inf for a in others)
+    share(sch, order if turns >= 2 * threads else [rows], block, threads)

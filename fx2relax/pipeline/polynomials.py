@@ -55,6 +55,19 @@ def clamped(x: Any, least: float, most: float) -> Any:
     return bind(top, lambda b: tirx.Select(b < f32(least), f32(least), b))
 
 
+#: Integers as wide as floats.
+WORDS = {"float16": "int16", "float32": "int32", "float64": "int64"}
+
+
+def copysign(x: Any, y: Any) -> Any:
+    """The magnitude of `x` with the sign bit of `y`, that of zero and NaN included."""
+    kind = str(x.ty.dtype)
+    word = WORDS[kind]
+    sign, rest = tirx.min_value(word), tirx.max_value(word)
+    bits = tirx.reinterpret(word, x) & rest
+    return tirx.reinterpret(kind, bits | (tirx.reinterpret(word, y) & sign))
+
+
 def with_sign(x: Any, y: Any) -> Any:
     """The magnitude `y` with the sign bit of `x`, that of zero and NaN included."""
     bits = tirx.reinterpret("int32", x) & tirx.min_value("int32")
@@ -109,6 +122,11 @@ def exp(x: Any) -> Any:
     )
 
 
+def _exp_down(x: Any) -> Any:
+    """e**x of no more than 0 and no less than -87."""
+    return _by_ln2(x, lambda m, r: (_less_one(r) + f32(1.0)) * _pow2(m))
+
+
 def exp2(x: Any) -> Any:
     """2**x; as `exp`."""
     return bind(
@@ -160,7 +178,10 @@ def sigmoid(x: Any) -> Any:
     return bind(
         x,
         lambda v: bind(
-            exp(tirx.Select(v > f32(0.0), f32(0.0) - v, v)),
+            _by_ln2(
+                bind(tirx.abs(v), lambda a: tirx.Select(a > f32(104.0), f32(-104.0), -a)),
+                lambda m, r: _scaled(_less_one(r) + f32(1.0), m),
+            ),
             lambda e: tirx.Select(v > f32(0.0), f32(1.0), e) / (f32(1.0) + e),
         ),
     )
@@ -208,6 +229,11 @@ _ERF_LARGE = (
 )
 
 
+def erf_small(v: Any) -> Any:
+    """The error function below 0.927."""
+    return bind(v * v, lambda s: horner(s, _ERF_SMALL) * v + v)
+
+
 def erf(x: Any) -> Any:
     """Two ranges: x + x * P(x * x) near zero, 1 - e**Q(|x|) beyond."""
 
@@ -215,14 +241,15 @@ def erf(x: Any) -> Any:
         return bind(tirx.abs(v), lambda a: both(v, a))
 
     def both(v: Any, a: Any) -> Any:
-        small = bind(v * v, lambda s: horner(s, _ERF_SMALL) * v + v)
+        small = erf_small(v)
+        falling = [-q for q in _ERF_LARGE]
         # e**-(a + a * Q(a)) has sunk below half a unit in the last place of 1 well before 4.
         capped = tirx.Select(a > f32(4.0), f32(4.0), a)
         large = bind(
             capped,
             lambda c: bind(
-                f32(1.0) - exp(f32(0.0) - (horner(c, _ERF_LARGE) * c + c)),
-                lambda y: tirx.Select(v < f32(0.0), f32(0.0) - y, y),
+                f32(1.0) - _exp_down(horner(c, falling) * c - c),
+                lambda y: with_sign(v, y),
             ),
         )
         return tirx.Select(a > f32(0.927734375), large, small)

@@ -179,6 +179,11 @@ def _broadcast(self: Rewriter, node: Any) -> Any:
     return node if x is value else tirx.Broadcast(x, node.lanes)
 
 
+def _shuffle(self: Rewriter, node: Any) -> Any:
+    new = self.exprs(list(node.vectors))
+    return node if new is None else tirx.Shuffle(new, list(node.indices))
+
+
 _LEAVES = {"Var", "IntImm", "FloatImm", "StringImm", "PrimVar"}
 _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
     **{cls: _binary(cls) for cls in _BINARY},
@@ -191,6 +196,7 @@ _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
     TensorLoad: _load,
     tirx.Ramp: _ramp,
     tirx.Broadcast: _broadcast,
+    tirx.Shuffle: _shuffle,
 }
 
 

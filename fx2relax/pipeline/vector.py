@@ -14,7 +14,9 @@ from tvm import tirx
 
 from .bounded import bounded
 from .partial import reduce_loop
+from .tiles import registers
 from .tir import Rewriter, Substitute, TensorLoad, counted, rebuild_for, uses
+from .transposes import TRANSPOSE, transposed
 
 VECTOR = "fx2relax.vector"
 REDUCE = "fx2relax.reduce"
@@ -28,9 +30,11 @@ class Vectorize(Rewriter):
         """A marked loop, or what is inside any other."""
         if VECTOR in node.annotations:
             return _vector_loop(_absorb_guard(node))
+        if TRANSPOSE in node.annotations:
+            return transposed(node, _register())
         if REDUCE in node.annotations:
             store = isinstance(node.body, tirx.BufferStore)
-            return reduce_loop(node, _lanes(node.body) if store else 1)
+            return reduce_loop(node, _lanes(node.body, node.loop_var) if store else 1)
         body = self.stmt(node.body)
         return node if body is node.body else rebuild_for(node, node.extent, body)
 
@@ -53,10 +57,17 @@ def _absorb_guard(loop: Any) -> Any:
 
 
 class _Widest(Rewriter):
-    """The bytes of the widest element that a statement reads, writes or computes."""
+    """The bytes of the widest element that a statement reads or writes along a loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, var: Any) -> None:
+        self.var = var
         self.bytes = 1
+
+    def expr(self, node: Any) -> Any:
+        """Rewrite an expression; what is the same for every turn takes no vector."""
+        if isinstance(node, TensorLoad) and not any(uses(i, self.var) for i in node.indices):
+            return node
+        return super().expr(node)
 
     def leave(self, node: Any) -> Any:
         if isinstance(node, TensorLoad):
@@ -74,8 +85,17 @@ class _Widest(Rewriter):
         return node
 
 
-def _lanes(body: Any) -> int:
-    widest = _Widest()
+def _register() -> int:
+    """The bytes of a vector register of the machine that code is generated for."""
+    target = tvm.target.Target.current(allow_none=True)
+    if target is None:
+        return _BYTES
+    found = registers(target)
+    return 4 * found.lanes // found.vectors
+
+
+def _lanes(body: Any, var: Any) -> int:
+    widest = _Widest(var)
     widest.stmt(body)
     return max(_BYTES // max(widest.bytes, 4), 1)
 
@@ -89,7 +109,7 @@ def _at(body: Any, var: Any, value: Any) -> Any:
 
 
 def _vector_loop(loop: Any) -> Any:
-    lanes = _lanes(loop.body)
+    lanes = _lanes(loop.body, loop.loop_var)
     length = _length(loop.extent)
     var, dtype = loop.loop_var, loop.loop_var.ty.dtype
     if lanes < 2 or (length is not None and length < lanes):

@@ -16,6 +16,9 @@ from . import bounded
 from . import polynomials as p
 from . import polynomials_angles as angles
 from . import polynomials_circle as circle
+from . import polynomials_division as division
+from . import polynomials_double as double
+from . import polynomials_erf as errors
 from .polynomials import F32, bind
 from .tir import Rewriter, extern_name
 
@@ -32,6 +35,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     "tirx.sigmoid": (p.sigmoid, 3),
     "tirx.tanh": (p.tanh, 2),
     "tirx.erf": (p.erf, 2),
+    "erfcf": (errors.erfc, 4),
     "sinhf": (angles.sinh, 2),
     "coshf": (angles.cosh, 2),
     "tirx.asinh": (angles.asinh, 4),
@@ -44,6 +48,19 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     bounded.PREFIX + "sin": (circle.sin, 2),
     bounded.PREFIX + "cos": (circle.cos, 2),
     bounded.PREFIX + "tan": (circle.tan, 3),
+    bounded.PREFIX + "fmod": (division.fmod, 0),
+}
+#: The same for float64.
+DOUBLES: dict[str, tuple[Callable[..., Any], float]] = {
+    "tirx.exp": (double.exp, 2),
+    "expm1": (double.expm1, 2),
+    "tirx.log": (double.log, 1),
+    "tirx.log1p": (double.log1p, 2),
+    "tirx.sigmoid": (double.sigmoid, 3),
+    "tanh": (double.tanh, 3),
+    "tirx.erf": (errors.erf64, 2),
+    "erfc": (errors.erfc64, 4),
+    bounded.PREFIX + "fmod": (division.fmod, 0),
 }
 _FLOATS = ("float16", "float32", "float64")
 _LARGEST = {
@@ -106,12 +123,15 @@ class VectorMath(Rewriter):
         name = extern_name(node) or getattr(node.op, "name", "")
         if name == "tirx.isnan" and str(node.args[0].ty.dtype) in _FLOATS:
             return bind(node.args[0], _is_nan, "x")
-        if name not in FUNCTIONS:
+        dtype = str(getattr(node.ty, "dtype", ""))  # a pointer has none
+        if name == "tirx.copysign" and dtype in p.WORDS:  # TVM's does not become a vector
+            return p.copysign(*node.args)
+        functions = DOUBLES if dtype == "float64" else FUNCTIONS
+        if name not in functions:
             return node
-        function, _ = FUNCTIONS[name]
+        function, _ = functions[name]
         args = node.args if extern_name(node) is None else node.args[1:]
-        dtype = str(node.ty.dtype)
-        if dtype == F32:
+        if dtype in (F32, "float64"):
             return function(*args)
         if dtype == "float16":
             return tirx.Cast(dtype, function(*(tirx.Cast(F32, a) for a in args)))
