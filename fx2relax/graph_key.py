@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from fx2relax import decompositions, kept, registry
+from fx2relax._version import __version__
 from fx2relax.compat import cpu_features, tvm, tvm_ffi
 from fx2relax.errors import target_name
 from fx2relax.layouts import storage_of
@@ -196,6 +197,11 @@ def process_facts() -> dict[str, Any]:
         "precision": torch.get_float32_matmul_precision(),
         "switches": sorted((k, v) for k, v in switches.items() if k not in _STORE),
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions that a program was compiled by, for its users to read."""
+    return {"fx2relax": __version__, "torch": torch.__version__, "tvm": tvm.__version__}
 
 
 @functools.cache

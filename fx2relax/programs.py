@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch._guards import detect_fake_mode
 from fx2relax import cache, objects, pipeline, registry, report
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
-from fx2relax.graph_key import graph_key
+from fx2relax.graph_key import graph_key, versions
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
 from fx2relax.literals import NoSpelling
@@ -106,7 +107,14 @@ class Draft:
 
         if store is not None and self.said is not None:
             said = {**self.said, "calling": calling.spelled(), "census": census}
-            executable = _stored(store, key, said, linked)
+            about = {
+                **versions(),
+                "made": time.time(),
+                "library": library,
+                "operators": imported.nodes,
+                "kernels": census,
+            }
+            executable = _stored(store, key, said, about, linked)
             if executable is not None:
                 return Built(imported, executable, calling, census, store, key, self)
         if objects.held(ready):  # objects of the user's are linked, and only a library is
@@ -224,6 +232,7 @@ def find(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], where: Place) 
         report.counters.cache_misses += 1
     else:
         report.counters.cache_hits += 1
+        store.hit(key)
     return found
 
 
@@ -240,13 +249,20 @@ def _restored(
         calling = Calling.read(entry.said["calling"])
         share_threads()
         return Built(imported, load(entry.library), calling, dict(entry.said["census"]), store, key)
+    except OSError as error:  # a full disk is no fault of the program's
+        log.warning("a stored program cannot be loaded: %s", error)
+        return None
     except Exception as error:  # whatever is wrong with it, the graph can be compiled
         store.drop(key, f"{type(error).__name__}: {error}")
         return None
 
 
 def _stored(
-    store: cache.Store, key: str, said: dict[str, Any], link: Callable[[], bytes | None]
+    store: cache.Store,
+    key: str,
+    said: dict[str, Any],
+    about: dict[str, Any],
+    link: Callable[[], bytes | None],
 ) -> Any:
     """Compile to a library, keep it and load it; None where there is no linker."""
     try:
@@ -256,10 +272,7 @@ def _stored(
         return None
     if library is None:
         return None
-    try:
-        store.put(key, cache.Entry(library, said))
-    except OSError as error:
-        log.warning("a program is not stored: %s", error)
+    store.put(key, cache.Entry(library, said, about))
     return load(library)
 
 
