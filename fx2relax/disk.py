@@ -36,7 +36,7 @@ class NotOwn(OSError):
 def root() -> Path:
     """$FX2RELAX_CACHE_DIR, or the user's cache of this package."""
     given = os.environ.get("FX2RELAX_CACHE_DIR")
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("fx2relax")
+    return Path(os.path.expanduser(given) if given else platformdirs.user_cache_path("fx2relax"))
 
 
 def native() -> Path:
@@ -51,6 +51,8 @@ def own_folder(where: Path) -> None:
         NotOwn: it is a link, or others own it, can write to it, or have put a link on the way.
         OSError: it cannot be made.
     """
+    if str(where).startswith("~"):
+        raise FileNotFoundError("there is no home folder to put it in")
     where.parent.mkdir(parents=True, exist_ok=True)
     try:
         where.mkdir(mode=0o700)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fx2relax.units import seconds
+
+if TYPE_CHECKING:
+    _Parameter = click.ParamType[float]
+else:  # which is generic in later versions alone
+    _Parameter = click.ParamType
 
 #: The option of every command that prints anything.
 as_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
@@ -54,7 +59,7 @@ def progress(quiet: bool = False) -> Progress:
     )
 
 
-class Age(click.ParamType[float]):
+class Age(_Parameter):
     """``30d``, ``12h``: a number of seconds."""
 
     name = "age"

@@ -103,6 +103,5 @@ def _gpus(facts: dict[str, Any]) -> Finding:
         text = "there is a driver, and this PyTorch is built for processors alone"
         return Finding.warning("GPU", text, f"pip install --force-reinstall {wanted('torch')}")
     text = f"there is a driver, and PyTorch (CUDA {facts['cuda_build']}) finds no GPU"
-    return Finding.warning(
-        "GPU", f"{text}: {facts.get('gpu_error', '')}".rstrip(": "), "nvidia-smi"
-    )
+    why = facts.get("gpu_error")
+    return Finding.warning("GPU", f"{text}: {why}" if why else text, "nvidia-smi")

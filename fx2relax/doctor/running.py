@@ -60,15 +60,16 @@ def probe(step: Callable[[str], None], seconds: float = _SECONDS) -> Probed:
         except OSError:  # no temporary folder can be written to
             said = stack.enter_context(open(os.devnull, "w+b"))
         try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=env)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=said, env=env, start_new_session=True
+            )
         except OSError as error:
             _failed(found, STAGES[0], "crash", f"{sys.executable} cannot be started: {error}")
             return found
         try:
             stage = _listen(process, found, step, seconds)
         finally:
-            process.kill()
-            process.wait()
+            _end(process)
         if stage is not None:
             said.seek(0)
             kind = found.kinds.get(stage, "crash")
@@ -84,7 +85,7 @@ def _listen(
 
     def read() -> None:
         assert process.stdout is not None
-        with contextlib.suppress(ValueError, OSError):
+        with process.stdout:
             for line in process.stdout:
                 lines.put(line)
         lines.put(None)
@@ -114,6 +115,15 @@ def _listen(
             _failed(found, said["stage"], said["kind"], said["error"])
         else:
             found.facts[said["stage"]] = said["facts"]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and the compilers that it may have started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
 
 
 def _failed(found: Probed, stage: str, kind: str, error: str) -> None:

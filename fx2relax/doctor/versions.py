@@ -32,9 +32,8 @@ def check(probed: Probed) -> list[Finding]:
         found.append(Finding.ok("tvm_ffi", ffi, version=ffi))
     if "package" in probed.errors and not {"torch", "tvm"} & probed.errors.keys():
         text = f"cannot be imported: {probed.errors['package']}"
-        found.append(
-            Finding.broken("fx2relax.backend", text, f"pip install {wanted('apache-tvm')}")
-        )
+        mend = f"pip install {wanted('torch')} {wanted('apache-tvm')}"
+        found.append(Finding.broken("fx2relax.backend", text, mend))
     return found
 
 

@@ -153,13 +153,24 @@ def _loaded(library: Path) -> ctypes.CDLL | None:
     """The library, if its bytes are those that were written, by this user."""
     try:
         wanted = disk.read_own(_digest_file(library)).decode()
-        if hashlib.sha256(disk.read_own(library)).hexdigest() == wanted:
-            loaded = ctypes.CDLL(str(library))
-            disk.used(library)
-            return loaded
+        content = disk.read_own(library)
+        if hashlib.sha256(content).hexdigest() != wanted:
+            return None
+        loaded = _opened(content, library)
     except (OSError, UnicodeDecodeError):
-        pass
-    return None
+        return None
+    disk.used(library)
+    return loaded
+
+
+def _opened(content: bytes, library: Path) -> ctypes.CDLL:
+    """Load what was read, from a file that nobody can have replaced since; it stays loaded."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
+        own = Path(folder) / library.name
+        own.write_bytes(content)
+        return ctypes.CDLL(str(own))
+    # The temporary folder is full, or nothing in it may be run.
+    return ctypes.CDLL(str(library))
 
 
 def _digest_file(library: Path) -> Path:
@@ -173,15 +184,14 @@ def _compile(command: Sequence[str], library: Path) -> ctypes.CDLL:
             [*command, "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
         )
         content = built.read_bytes()
-        try:
-            # Each is replaced whole. A reader between the two finds them unlike, and takes the lock.
-            disk.write_own(library, content)
-            disk.write_own(_digest_file(library), hashlib.sha256(content).hexdigest().encode())
-        except OSError as error:
-            disk.warn_unusable(error)
-            return ctypes.CDLL(str(built))  # which stays loaded when its file is gone
-    keep_bounded(library.parent)
-    return ctypes.CDLL(str(library))
+    try:
+        # Each is replaced whole. Who reads between the two finds them unlike, and takes the lock.
+        disk.write_own(library, content)
+        disk.write_own(_digest_file(library), hashlib.sha256(content).hexdigest().encode())
+        keep_bounded(library.parent)
+    except OSError as error:
+        disk.warn_unusable(error)
+    return _opened(content, library)
 
 
 def cache_folder(name: str) -> Path:
