@@ -129,7 +129,7 @@ class Store:
     def notes(self, key: str) -> dict[str, Any]:
         """What was measured of a program: see `note`."""
         try:
-            found = json.loads(disk.read_own(self._notes(key)))
+            found = _json(disk.read_own(self._notes(key)))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -164,10 +164,22 @@ def _unpacked(content: bytes, key: str) -> Entry:
     if hashlib.sha256(body).digest() != content[len(_MAGIC) : start]:
         raise ValueError("its content does not match its digest")
     end = 8 + int.from_bytes(body[:8], "little")
-    found = json.loads(body[8:end])
+    found = _json(body[8:end])
     if not isinstance(found, dict) or found.get("key") != key:
         raise ValueError("it is the program of another graph")
-    return Entry(body[end:], found.get("said"), found.get("about") or {})
+    return Entry(body[end:], found.get("said"), _about(found))
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:  # which is no ValueError
+        raise ValueError("it is nested too deeply") from None
+
+
+def _about(found: Any) -> Mapping[str, Any]:
+    given = found.get("about") if isinstance(found, dict) else None
+    return given if isinstance(given, dict) else {}
 
 
 def about(path: Path) -> Mapping[str, Any]:
@@ -182,8 +194,7 @@ def about(path: Path) -> Mapping[str, Any]:
     if not head.startswith(_MAGIC) or len(head) < start:
         raise ValueError("it is none of this version's files")
     end = start + min(int.from_bytes(head[-8:], "little"), path.stat().st_size)
-    found = json.loads(disk.read_own(path, end)[start:])
-    return (found.get("about") or {}) if isinstance(found, dict) else {}
+    return _about(_json(disk.read_own(path, end)[start:]))
 
 
 def open_store(option: bool = True, limit: int | None = None) -> Store | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import random
@@ -14,8 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from fx2relax import cache, disk
+from fx2relax import cache, contents, disk
+from fx2relax.cli import main
 from fx2relax.runtime import compiled
 
 ROOT = os.name == "posix" and os.geteuid() == 0
@@ -344,6 +347,51 @@ def test_compilations_that_are_killed(tmp_path: Path) -> None:
         assert "compiled again" not in done.stderr
     assert last[1].stderr == ""
     assert int(last[1].stdout.split()[1]) > 0
+
+
+HEADS = [
+    b"",
+    b"{",
+    b"[]",
+    b"3",
+    b'{"key": "key"}',
+    b'{"key": "other", "said": 1}',
+    b'{"key": "key", "about": [1], "said": {}}',
+    b'{"key": "key", "about": {"kernels": 3, "made": "x", "torch": []}, "said": {}}',
+    b"[" * 100_000,
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: repr(head[:40]))
+@pytest.mark.parametrize("length", ["right", "too long", "huge"])
+def test_a_head_of_nonsense(store, head: bytes, length: str) -> None:
+    """With a digest that is right, as a version to come may write it."""
+    count = {"right": len(head), "too long": len(head) + 9, "huge": (1 << 64) - 1}[length]
+    body = count.to_bytes(8, "little") + head
+    content = cache._MAGIC + hashlib.sha256(body).digest() + body
+    path = store._path("key")
+    disk.write_own(path, content)
+    assert CliRunner().invoke(main, ["cache", "list"]).exit_code == 0
+    result = CliRunner().invoke(main, ["cache", "list", "--json"])
+    assert result.exit_code == 0, result.output
+    found = store.get("key")
+    assert found is None or found.library == b""
+    assert path.exists() == (found is not None)
+
+
+def test_entries_are_removed_beside_processes_that_use_them(store) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    end, removed = time.monotonic() + 2, 0
+    while time.monotonic() < end:
+        removed += contents.remove(contents.items()) > 0
+    assert process.poll() is None, "it goes on"
+    process.kill()
+    process.communicate()
+    assert removed > 10
+    contents.remove(contents.items())
+    assert contents.items() == []
 
 
 def test_hits_of_processes_at_once_are_all_counted(store) -> None:

@@ -72,7 +72,8 @@ def _table(found: Sequence[Item]) -> Table:
 
 
 def _consists(about: dict[str, Any]) -> str:
-    kernels = about.get("kernels") or {}
+    kernels = about.get("kernels")
+    kernels = kernels if isinstance(kernels, dict) else {}
     counts = {
         "operators": about.get("operators"),
         "kernels": kernels.get("tir_kernels"),
