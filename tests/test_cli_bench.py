@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
 from fx2relax.cli import main
+from fx2relax.demo import sides
 
 MODELS = """
 import torch
@@ -58,6 +60,17 @@ def fails():
 
 def number():
     return 3
+
+class Held:
+    def __init__(self, kept, name):
+        self.kept, self.name = [kept], name
+
+def held():
+    def adds(x, held):
+        held.kept[0].add_(x)
+        return Held(x * 2, "a")
+
+    return adds, (torch.randn(3), Held(torch.zeros(3), "b"))
 """
 
 
@@ -95,6 +108,29 @@ def test_a_model(models: str, function: str) -> None:
     assert relax["compile_seconds"] > 0
     assert relax["error"] < 1e-5
     assert relax["stats"]["graphs"] == 1
+
+
+def test_objects_are_looked_into(models: str) -> None:
+    assert _bench(f"{models}:held").exit_code == 0
+    nan = float("nan")
+    found = sides.leaves(({"a": nan}, _Object([1, torch.ones(2)]), len))
+    assert [type(x) for x in found] == [float, int, torch.Tensor]
+    for more in (0.0, 1.0):
+
+        def adds(x: torch.Tensor, held: _Object, more: float = more) -> _Object:
+            held.kept[0].add_(more if torch.compiler.is_compiling() else 0)
+            return _Object([x, nan])
+
+        bench = sides.Bench(adds, (torch.ones(3), _Object([torch.ones(2)])))
+        bench.reference()
+        side = bench.compiled("relax")
+        assert bool(side.wrong) == bool(more), side
+        assert not side.failed
+
+
+class _Object:
+    def __init__(self, kept: list[Any]) -> None:
+        self.kept = kept
 
 
 def test_the_table(models: str) -> None:

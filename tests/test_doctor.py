@@ -13,7 +13,7 @@ from environments import doctor, environment, run, site_packages
 
 from fx2relax import cache
 from fx2relax.cli import main
-from fx2relax.doctor import examine, machine, running, versions
+from fx2relax.doctor import examine, machine, running, storage, versions
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed, probe
 from fx2relax.doctor.switches import KNOWN
@@ -186,6 +186,17 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path) -> None:
     assert code == 1
     assert found["programs"]["status"] == "warning"
     assert "Permission denied" in found["programs"]["text"]
+
+
+def test_temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert storage._temporary().status in ("ok", "warning")
+    monkeypatch.setattr(storage.tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    assert storage._temporary().mend == "unset TMPDIR"
+    monkeypatch.setattr(storage.tempfile, "gettempdir", lambda: "/proc/nowhere")
+    assert storage._temporary().status == "broken"
 
 
 def test_switches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ class Bench:
             first_args, first_kwargs = _copied(given)
             result = function(*first_args, **first_kwargs)
             # A buffer may be written by the next call, and an output may share its memory.
-            return [_copied(x) for x in pytree.tree_leaves((result, first_args, first_kwargs))]
+            return [_copied(x) for x in leaves((result, first_args, first_kwargs))]
 
         return lambda: function(*args, **kwargs), run
 
@@ -194,7 +194,7 @@ class Bench:
                     )
                     side.error = max(side.error, error if ours.numel() else 0.0)
             else:
-                wrong = None if ours == theirs else f"{ours!r}, expected {theirs!r}"
+                wrong = None if _equal(ours, theirs) else f"{ours!r}, expected {theirs!r}"
             if wrong and not side.wrong:
                 side.wrong = f"value {place}: {wrong}"
 
@@ -237,5 +237,39 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.nn.Module):
         return copy.deepcopy(value)
     if isinstance(value, (tuple, list, dict)):
-        return pytree.tree_map(lambda x: _copied(x) if isinstance(x, Tensor) else x, value)
+        return pytree.tree_map(_copied_leaf, value)
     return value
+
+
+def _copied_leaf(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    # A cache of keys and values, say, which a call writes to.
+    return copy.deepcopy(value) if _holds(value) else value
+
+
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The tensors and plain values of a nest, those that objects hold in attributes included."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        for leaf in pytree.tree_leaves(left.pop()):
+            if isinstance(leaf, (Tensor, *_PLAIN)):
+                found.append(leaf)
+            elif _holds(leaf) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                left.append(list(vars(leaf).values()))
+    return found
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is an object with attributes, and no function, class or module."""
+    return hasattr(value, "__dict__") and not callable(value)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    return type(ours) is type(theirs) and (ours == theirs or (ours != ours and theirs != theirs))

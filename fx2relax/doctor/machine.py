@@ -68,10 +68,11 @@ def _libraries(probed: Probed) -> list[Finding]:
     arm = platform.machine() not in ("x86_64", "AMD64")
     name = "PyTorch's libraries"
     text = f"{text}; {facts['capability']}"
+    said = {**has, "capability": facts["capability"], "parallel": facts["parallel"]}
     if has["oneDNN"] and (has["MKL"] or arm):
-        return [Finding.ok(name, text, **has)]
+        return [Finding.ok(name, text, **said)]
     mend = f"pip install --force-reinstall {wanted('torch')}"
-    return [Finding.warning(name, f"{text}: products and convolutions are slow", mend, **has)]
+    return [Finding.warning(name, f"{text}: products and convolutions are slow", mend, **said)]
 
 
 def check_gpu(probed: Probed) -> list[Finding]:

@@ -94,6 +94,10 @@ def _temporary() -> Finding:
     except OSError as error:
         mend = "export TMPDIR=/a/folder/of/yours"
         return Finding.broken(name, f"cannot be written to: {error}", mend)
+    given = os.environ.get("TMPDIR", "")
+    if given and Path(given).resolve() != Path(where).resolve():  # Python has tried it
+        text = f"$TMPDIR is {given}, which cannot be written to; {where} is used"
+        return Finding.warning(name, text, "unset TMPDIR", folder=where)
     free = shutil.disk_usage(where).free
     if hasattr(os, "statvfs") and os.statvfs(where).f_flag & getattr(os, "ST_NOEXEC", 0):
         text = f"{where} is mounted noexec: compiled code is loaded from the cache's folder"

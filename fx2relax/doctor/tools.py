@@ -97,9 +97,17 @@ def _helper(probed: Probed) -> Finding:
     if facts["use"]:
         text = f"compiled or found, and loaded, in {facts['seconds']:.1f} s"
         return Finding.ok(name, text, seconds=facts["seconds"])
-    said = "; ".join(facts["warnings"]) or "it cannot be had"
-    mend = install_compiler() if find_compiler("c++") is None else "export CXX=g++"
-    return Finding.warning(name, said, mend)
+    said = " ".join("; ".join(facts["warnings"]).split()) or "it cannot be had"
+    return Finding.warning(name, said, _mend_helper(said))
+
+
+def _mend_helper(said: str) -> str:
+    """What mends a helper that is not compiled: the compiler's words tell why."""
+    if "No space left" in said:
+        return "export TMPDIR=/a/folder/of/yours"
+    if os.environ.get("CXX") and find_compiler("c++") is not None:
+        return "unset CXX"
+    return install_compiler()
 
 
 def _without(probed: Probed) -> str | None:
