@@ -26,9 +26,15 @@ from fx2relax.routes import shipped
 Node = torch.fx.Node
 _OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# What decides how a process stores its programs, and nothing of what is in them.
+# What decides when a process compiles and where it stores programs, and nothing of what is in them.
 _STORE = frozenset(
-    {"FX2RELAX_CACHE", "FX2RELAX_CACHE_DIR", "FX2RELAX_CACHE_SIZE", "FX2RELAX_NEVER_SLOWER"}
+    {
+        "FX2RELAX_BACKGROUND",
+        "FX2RELAX_CACHE",
+        "FX2RELAX_CACHE_DIR",
+        "FX2RELAX_CACHE_SIZE",
+        "FX2RELAX_NEVER_SLOWER",
+    }
 )
 
 

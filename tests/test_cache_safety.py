@@ -178,7 +178,7 @@ def test_a_stored_program_outlives_a_full_temporary_folder(store, monkeypatch) -
     monkeypatch.setattr(programs, "_Sizes", lambda graph: type("", (), {"hold": lambda *a: True})())
     monkeypatch.setattr(programs.Calling, "read", lambda said: None)
     store.put("key", cache.Entry(b"", {"guards": None, "imported": {}, "calling": 0, "census": {}}))
-    assert programs._find(store, "key", None, []) is None
+    assert programs._restored(store, "key", None, []) is None
     assert store.get("key") is not None
 
 
@@ -252,8 +252,16 @@ def test_a_temporary_folder_that_nothing_is_run_from(tmp_path: Path, monkeypatch
 
 
 WRITE = """
-import itertools, sys
+import itertools, os, time
 from fx2relax import cache
+
+replace = os.replace
+
+def slowly(*arguments):  # so that a signal comes while a file is being written
+    time.sleep(0.005)
+    replace(*arguments)
+
+os.replace = slowly
 store = cache.open_store(limit=3_000_000)
 print("ready", flush=True)
 for n in itertools.count():

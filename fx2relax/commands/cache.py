@@ -32,8 +32,9 @@ def show(as_json: bool) -> None:
     """Every entry: its age, size, hits, what it consists of, and which way it runs.
 
     A program is named by the beginning of its key. "fastest" is what the first calls of the graph
-    have shown: "eager" runs without the program. Helpers are libraries of this package, kernels are
-    objects compiled of your own sources.
+    have shown: "torch" is the program that calls PyTorch's kernels, "generated" the one that does
+    not, "eager" runs without either. Helpers are libraries of this package, kernels are objects
+    compiled of your own sources.
 
     Exits with 0, or with 1 where the folder is not its owner's alone, so that it is not used.
     """
@@ -80,7 +81,7 @@ def _consists(about: dict[str, Any]) -> str:
         "library calls": kernels.get("library_calls"),
     }
     found = [f"{n} {what}" for what, n in counts.items() if n is not None]
-    if about.get("library") == "none":
+    if about.get("library") in ("none", "generated"):
         found.append("all generated")
     return ", ".join(found)
 

@@ -135,7 +135,9 @@ def time_in_turns(
         step: called between rounds.
     """
     times: list[list[float]] = [[] for _ in sides]
-    for _ in range(SETTLED):
+    for count in range(2 + SETTLED):
+        if count == 2:  # by now what is compiled in the background has begun
+            fx2relax.wait_for_compilation()
         for run in sides:
             run()
         step()

@@ -12,6 +12,7 @@ from fx2relax.doctor.running import Probed
 _ON_OFF = r"0|1|on|off|true|false"
 #: Each variable with what it may be set to.
 KNOWN = {
+    "FX2RELAX_BACKGROUND": _ON_OFF,
     "FX2RELAX_CACHE": _ON_OFF,
     "FX2RELAX_CACHE_DIR": r".+",
     "FX2RELAX_CACHE_SIZE": r"\s*\d+\s*[KMG]?(i?B)?\s*",
