@@ -5,25 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from cache_cases import COMPILE, ENTRY, run
 from click.testing import CliRunner
 
-from fx2relax import cache, contents, disk
+from fx2relax import cache, disk
 from fx2relax.cli import main
 from fx2relax.runtime import compiled
 
 ROOT = os.name == "posix" and os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="only root gives files away")
-ENTRY = cache.Entry(bytes(1000), {"a": 1}, {"torch": "2"})
 
 
 def _mounts() -> bool:
@@ -182,28 +177,6 @@ def test_a_stored_program_outlives_a_full_temporary_folder(store, monkeypatch) -
     assert store.get("key") is not None
 
 
-COMPILE = """
-import torch, sys
-torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval()
-print("ready", flush=True)
-with torch.no_grad():
-    x = torch.randn(4, 6)
-    torch.testing.assert_close(torch.compile(net, backend="relax")(x), net(x))
-    x = torch.randn(4, 6).softmax(1)
-    torch._dynamo.reset()
-    fn = lambda x: (x.cumsum(1) * 2).tanh()
-    torch.testing.assert_close(torch.compile(fn, backend="relax")(x), fn(x))
-import fx2relax
-print(fx2relax.stats()["cache_hits"], fx2relax.stats()["nodes_fallback"])
-"""
-
-
-def _run(script: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500)
-
-
 @mounts
 def test_a_tiny_disk(tmp_path: Path) -> None:
     where = tmp_path / "cache"
@@ -212,7 +185,7 @@ def test_a_tiny_disk(tmp_path: Path) -> None:
     # What is left of it is seen before it is unmounted.
     then = f'"$0" "$@" && find {where} -name "*.tmp"'
     before = ("unshare", "--mount", "sh", "-c", f"{mount} && {then}")
-    done = _run(COMPILE, before)
+    done = run(COMPILE, before)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["ready", "0", "0"]
     assert done.stderr.count("are not stored in") == 1, done.stderr
@@ -222,15 +195,15 @@ def test_a_tiny_disk(tmp_path: Path) -> None:
 @mounts
 def test_a_read_only_disk(tmp_path: Path) -> None:
     where = tmp_path / "cache"
-    assert _run(COMPILE).returncode == 0  # there are programs in it
+    assert run(COMPILE).returncode == 0  # there are programs in it
     mount = f"mount --bind {where} {where} && mount -o remount,ro,bind {where}"
     before = ("unshare", "--mount", "sh", "-c", f'{mount} && "$0" "$@"')
-    done = _run(COMPILE, before)
+    done = run(COMPILE, before)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 0
     assert done.stderr == ""
     other = COMPILE.replace("Linear(8, 3)", "Linear(8, 2)")
-    done = _run(other, before)
+    done = run(other, before)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("are not stored in") == 1, done.stderr
     assert "Read-only" in done.stderr
@@ -244,117 +217,11 @@ def test_a_temporary_folder_that_nothing_is_run_from(tmp_path: Path, monkeypatch
     mount = f"mount -t tmpfs -o noexec none {where} && cp /bin/true {where} && ! {where}/true"
     before = ("unshare", "--mount", "sh", "-c", f'({mount}) 2>/dev/null && "$0" "$@"')
     for hits in (False, True):
-        done = _run(COMPILE, before)
+        done = run(COMPILE, before)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         said = done.stdout.split()
         assert (int(said[1]) > 0, said[2]) == (hits, "0")
-
-
-WRITE = """
-import itertools, os, time
-from fx2relax import cache
-
-replace = os.replace
-
-def slowly(*arguments):  # so that a signal comes while a file is being written
-    time.sleep(0.005)
-    replace(*arguments)
-
-os.replace = slowly
-store = cache.open_store(limit=3_000_000)
-print("ready", flush=True)
-for n in itertools.count():
-    key = f"{n % 7}"
-    body = bytes([n % 7]) * 700_000
-    store.put(key, cache.Entry(body, {"n": n % 7}))
-    store.note(key, n=n)
-    store.hit(key)
-    found = store.get(f"{(n + 3) % 7}")
-    assert found is None or set(found.library) == {found.said["n"]}
-"""
-
-
-def test_processes_that_are_killed_while_they_write(tmp_path: Path, caplog) -> None:
-    chance = random.Random(0)
-    store = cache.open_store(limit=3_000_000)
-    assert store is not None
-    unfinished = 0
-    for turn in range(24):
-        pair = [
-            subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
-        for process in pair:
-            process.stdout.readline()
-        time.sleep(chance.uniform(0, 0.05))
-        for process in pair:
-            process.send_signal(signal.SIGKILL if turn % 3 else signal.SIGTERM)
-            process.communicate()
-        for key in map(str, range(7)):
-            found = store.get(key)
-            if found is not None:
-                assert found.said == {"n": int(key)}
-                assert found.library == bytes([int(key)]) * 700_000
-        unfinished = max(unfinished, len(list(store.where.glob(".*.tmp"))))
-    assert caplog.records == []
-    assert unfinished > 0, "no process was killed at work"
-    store.put("8", ENTRY)
-    assert list(store.where.glob(".*.tmp"))  # another process may be at it
-    for path in store.where.glob(".*.tmp"):
-        os.utime(path, (1, 1))
-    store.put("9", ENTRY)
-    assert not list(store.where.glob(".*.tmp"))
-    total = sum(path.stat().st_size for path in store.where.iterdir())
-    assert total <= 3_000_000 + 100
-
-
-def test_an_interrupted_write_leaves_nothing(store, monkeypatch) -> None:
-    def interrupted(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.put("other", ENTRY)
-    assert not list(store.where.glob(".*.tmp"))
-    assert store.get("other") is None
-
-
-def test_compilations_that_are_killed(tmp_path: Path) -> None:
-    """Two interrupted, two killed, at any moment; then one finds nothing or right programs."""
-    chance = random.Random(1)
-    wrapper = tmp_path / "c++"
-    wrapper.write_text('#!/bin/sh\nsleep 0.2\nexec g++ "$@"\n')
-    wrapper.chmod(0o755)
-    env = {**os.environ, "CXX": str(wrapper)} if shutil.which("g++") else dict(os.environ)
-    for how in (signal.SIGKILL, signal.SIGINT) * 2:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMPILE],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            text=True,
-        )
-        process.stdout.readline()
-        time.sleep(chance.uniform(0, 7))
-        process.send_signal(how)
-        said = process.communicate()
-        assert process.returncode in (0, -how, 1, 130), said
-        if process.returncode == 1:
-            assert "KeyboardInterrupt" in said[1]
-        for path in (tmp_path / "cache" / "programs").glob("*.program"):
-            cache._unpacked(path.read_bytes(), path.stem)
-    last = [
-        subprocess.run(
-            [sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, timeout=500
-        )
-        for _ in range(2)
-    ]
-    for done in last:
-        assert done.returncode == 0, done.stderr
-        assert "compiled again" not in done.stderr
-    assert last[1].stderr == ""
-    assert int(last[1].stdout.split()[1]) > 0
 
 
 HEADS = [
@@ -386,29 +253,3 @@ def test_a_head_of_nonsense(store, head: bytes, length: str) -> None:
     found = store.get("key")
     assert found is None or found.library == b""
     assert path.exists() == (found is not None)
-
-
-def test_entries_are_removed_beside_processes_that_use_them(store) -> None:
-    process = subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    end, removed = time.monotonic() + 2, 0
-    while time.monotonic() < end:
-        removed += contents.remove(contents.items()) > 0
-    assert process.poll() is None, "it goes on"
-    process.kill()
-    process.communicate()
-    assert removed > 10
-    contents.remove(contents.items())
-    assert contents.items() == []
-
-
-def test_hits_of_processes_at_once_are_all_counted(store) -> None:
-    script = textwrap.dedent("""
-        from fx2relax import cache
-        store = cache.open_store()
-        for _ in range(200):
-            store.hit("key")
-    """)
-    pair = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
-    assert [process.wait() for process in pair] == [0, 0, 0]
-    assert (store.where / "key.hits").stat().st_size == 600
