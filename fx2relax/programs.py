@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from torch._guards import detect_fake_mode
 
-from fx2relax import cache, objects, pipeline, registry, report
+from fx2relax import cache, disk, objects, pipeline, registry, report
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
 from fx2relax.graph_key import graph_key, versions
@@ -248,9 +248,11 @@ def _restored(
         imported = restore(entry.said["imported"], graph, specs)
         calling = Calling.read(entry.said["calling"])
         share_threads()
-        return Built(imported, load(entry.library), calling, dict(entry.said["census"]), store, key)
+        return Built(
+            imported, _loaded(entry.library), calling, dict(entry.said["census"]), store, key
+        )
     except OSError as error:  # a full disk is no fault of the program's
-        log.warning("a stored program cannot be loaded: %s", error)
+        disk.warn_unusable(error)
         return None
     except Exception as error:  # whatever is wrong with it, the graph can be compiled
         store.drop(key, f"{type(error).__name__}: {error}")
@@ -272,8 +274,24 @@ def _stored(
         return None
     if library is None:
         return None
+    try:
+        executable = _loaded(library)
+    except _NotLoaded as error:
+        disk.warn_unusable(error)
+        return None
     store.put(key, cache.Entry(library, said, about))
-    return load(library)
+    return executable
+
+
+class _NotLoaded(OSError):
+    """No folder at hand lets libraries be loaded."""
+
+
+def _loaded(library: bytes) -> Any:
+    try:
+        return load(library)
+    except Exception as error:
+        raise _NotLoaded(f"they cannot be loaded: {error}") from error
 
 
 class _Sizes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import configparser
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,8 +30,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("kept"))
 
 
-def _status(found: dict, *names: str) -> list[str]:
-    return [found[name]["status"] for name in names]
+def _status(found: dict[str, Any], *names: str) -> list[str]:
+    each = [found[name] for name in names]
+    return [f.status if isinstance(f, Finding) else f["status"] for f in each]
 
 
 @compiler
@@ -156,12 +159,20 @@ def test_a_cache_that_cannot_be_used(case: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FX2RELAX_CACHE_DIR", str(where))
         patch.setenv("FX2RELAX_CACHE", "1")
+        patch.setenv("HOME", str(tmp_path))
         patch.setattr("fx2relax.doctor.probe", lambda step: Probed())
         found = {finding.name: finding for finding in examine()}
-    assert found["programs"].status == "warning"
-    commands = {"open": f"chmod go-w {where}/programs"}
-    elsewhere = "export FX2RELAX_CACHE_DIR=/a/folder/of/yours"
-    assert found["programs"].mend == commands.get(FOLDERS[case], elsewhere)
+        assert found["programs"].status == "warning"
+        mend = found["programs"].mend
+        if FOLDERS[case] == "open":
+            assert mend == f"chmod go-w {where}/programs"
+            subprocess.run(mend, shell=True, check=True)
+        else:
+            assert mend.startswith(f"export FX2RELAX_CACHE_DIR={tmp_path}/fx2relax")
+            patch.setenv("FX2RELAX_CACHE_DIR", mend.partition("=")[2])
+        # What it says does mend it.
+        found = {finding.name: finding for finding in examine()}
+        assert _status(found, "programs", "native", "entries") == ["ok"] * 3
 
 
 def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:

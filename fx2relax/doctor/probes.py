@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fx2relax import disk
 from fx2relax.doctor.stages import MARK, STAGES
 
 Facts = dict[str, Any]
@@ -145,7 +146,13 @@ def _model() -> Facts:
 def _disk() -> Facts:
     """The same, stored in a folder that is gone afterwards, and found there."""
     fx2relax: Any = importlib.import_module("fx2relax")
-    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder, _warnings() as said:
+    with contextlib.ExitStack() as stack:
+        try:  # beside the programs that are kept, as these can be loaded from there
+            disk.own_folder(disk.native())
+            folder = str(stack.enter_context(disk.own_workshop(disk.native())))
+        except OSError:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fx2relax-"))
+        said = stack.enter_context(_warnings())
         os.environ |= {"FX2RELAX_CACHE_DIR": folder, "FX2RELAX_CACHE": "1"}
         fx2relax.reset_stats()
         errors = [_compare({"on_unsupported": "raise"}) for _ in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -15,7 +16,6 @@ from fx2relax.doctor.running import Probed
 from fx2relax.units import size_text
 
 _LITTLE = 200 << 20
-_ELSEWHERE = "export FX2RELAX_CACHE_DIR=/a/folder/of/yours"
 
 
 def check(probed: Probed) -> list[Finding]:
@@ -44,7 +44,7 @@ def _folder(where: Path) -> Finding:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else str(error)
-        mend = "fx2relax cache clear" if full and where.exists() else _ELSEWHERE
+        mend = "fx2relax cache clear" if full and where.exists() else _elsewhere()
         return Finding.warning(name, f"cannot be written to: {why}", mend, folder=str(where))
     found = where.stat()
     mode = f"{found.st_mode & 0o777:o}"
@@ -58,7 +58,36 @@ def _reclaim(where: Path) -> str:
     real = not where.is_symlink() and where.is_dir()
     if real and found.st_uid == os.geteuid() and found.st_mode & 0o022:
         return f"chmod go-w {shlex.quote(str(where))}"
-    return _ELSEWHERE
+    return _elsewhere()
+
+
+def _elsewhere() -> str:
+    """The command that puts the cache where this user can write."""
+    own = f"fx2relax-{os.geteuid()}" if os.name == "posix" else "fx2relax"
+    with contextlib.suppress(OSError):
+        for parent in (os.path.expanduser("~"), tempfile.gettempdir()):
+            if _takes_programs(parent):
+                return f"export FX2RELAX_CACHE_DIR={shlex.quote(str(Path(parent) / own))}"
+    return "export FX2RELAX_CACHE_DIR=/a/folder/of/yours"
+
+
+def other_temporary() -> str:
+    """The command that chooses another temporary folder."""
+    for where in ("/tmp", "/var/tmp", "/dev/shm", os.path.expanduser("~")):
+        if _takes_programs(where) and shutil.disk_usage(where).free > _LITTLE:
+            return f"export TMPDIR={shlex.quote(where)}"
+    return "export TMPDIR=/a/folder/of/yours"
+
+
+def _takes_programs(where: str) -> bool:
+    """Whether files can be written to a folder, and run from it."""
+    return Path(where).is_absolute() and os.access(where, os.W_OK | os.X_OK) and not _noexec(where)
+
+
+def _noexec(where: str) -> bool:
+    if not hasattr(os, "statvfs"):
+        return False
+    return bool(os.statvfs(where).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
 def _holds() -> Finding:
@@ -92,17 +121,17 @@ def _temporary() -> Finding:
         with tempfile.NamedTemporaryFile(dir=where) as file:
             file.write(b"?" * 4096)
     except OSError as error:
-        mend = "export TMPDIR=/a/folder/of/yours"
+        mend = other_temporary()
         return Finding.broken(name, f"cannot be written to: {error}", mend)
     given = os.environ.get("TMPDIR", "")
     if given and Path(given).resolve() != Path(where).resolve():  # Python has tried it
         text = f"$TMPDIR is {given}, which cannot be written to; {where} is used"
         return Finding.warning(name, text, "unset TMPDIR", folder=where)
     free = shutil.disk_usage(where).free
-    if hasattr(os, "statvfs") and os.statvfs(where).f_flag & getattr(os, "ST_NOEXEC", 0):
+    if _noexec(where):
         text = f"{where} is mounted noexec: compiled code is loaded from the cache's folder"
-        return Finding.warning(name, text, "export TMPDIR=/a/folder/of/yours", folder=where)
+        return Finding.warning(name, text, other_temporary(), folder=where)
     if free < _LITTLE:
         text = f"{where} has {size_text(free)} left"
-        return Finding.warning(name, text, "export TMPDIR=/a/folder/of/yours", folder=where)
+        return Finding.warning(name, text, other_temporary(), folder=where)
     return Finding.ok(name, f"{where}, {size_text(free)} free", folder=where, free=free)

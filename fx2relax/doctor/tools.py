@@ -10,6 +10,7 @@ import subprocess
 
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
+from fx2relax.doctor.storage import other_temporary
 from fx2relax.runtime.compilers import find_compiler
 
 _WITHOUT = {
@@ -98,13 +99,13 @@ def _helper(probed: Probed) -> Finding:
         text = f"compiled or found, and loaded, in {facts['seconds']:.1f} s"
         return Finding.ok(name, text, seconds=facts["seconds"])
     said = " ".join("; ".join(facts["warnings"]).split()) or "it cannot be had"
-    return Finding.warning(name, said, _mend_helper(said))
+    return Finding.warning(name, said, mend_native(said))
 
 
-def _mend_helper(said: str) -> str:
-    """What mends a helper that is not compiled: the compiler's words tell why."""
-    if "No space left" in said:
-        return "export TMPDIR=/a/folder/of/yours"
+def mend_native(said: str) -> str:
+    """What mends a library that is not compiled or loaded: the words of the tools tell why."""
+    if "No space left" in said or "failed to map segment" in said:
+        return other_temporary()
     if os.environ.get("CXX") and find_compiler("c++") is not None:
         return "unset CXX"
     return install_compiler()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
-from fx2relax.doctor.tools import install_compiler
+from fx2relax.doctor.tools import mend_native
 from fx2relax.doctor.versions import wanted
 
 _AGAIN = f"pip install --force-reinstall {wanted('torch')} {wanted('apache-tvm')}"
@@ -45,6 +45,7 @@ def _stored(probed: Probed) -> Finding:
         text = "differs from eager"
         return Finding.broken(name, text, "export FX2RELAX_CACHE=0")
     if not facts["hits"]:
-        said = "; ".join(facts["warnings"]) or "programs are not stored without a linker"
-        return Finding.warning(name, f"is not found again: {said}", install_compiler())
+        said = " ".join("; ".join(facts["warnings"]).split())
+        text = f"is not found again: {said or 'programs are not stored without a linker'}"
+        return Finding.warning(name, text, mend_native(said))
     return Finding.ok(name, "is found again and agrees with eager")
