@@ -266,7 +266,7 @@ def _stored(
     about: dict[str, Any],
     link: Callable[[], bytes | None],
 ) -> Any:
-    """Compile to a library, keep it and load it; None where there is no linker."""
+    """Compile to a library, load it and keep it; None where it cannot be linked or loaded."""
     try:
         library = link()
     except pipeline.LinkError as error:

@@ -224,6 +224,21 @@ def test_a_temporary_folder_that_nothing_is_run_from(tmp_path: Path, monkeypatch
         assert (int(said[1]) > 0, said[2]) == (hits, "0")
 
 
+@mounts
+def test_folders_that_nothing_is_run_from(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setenv("FX2RELAX_NATIVE", "0")
+    mounted = [
+        f"mount -t tmpfs -o noexec none {tmp_path / part}" for part in ("temporary", "cache")
+    ]
+    done = run(COMPILE, ("unshare", "--mount", "sh", "-c", " && ".join([*mounted, '"$0" "$@"'])))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ready", "0", "0"]  # compiled all the same
+    assert done.stderr.count("cannot be loaded") == 1, done.stderr
+
+
 HEADS = [
     b"",
     b"{",
