@@ -11,33 +11,36 @@ import json
 import logging
 import os
 import re
-import stat
-import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
-import platformdirs
+from fx2relax import disk
 
 log = logging.getLogger("fx2relax")
 _MAGIC = b"fx2relax program 1\n"
 _DIGEST = hashlib.sha256().digest_size
-_SUFFIX = ".program"
-_NOTES = ".notes.json"
+SUFFIX = ".program"
+NOTES = ".notes.json"
+HITS = ".hits"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DEFAULT_SIZE = 1 << 30
-# A file that a process began to write and did not finish.
-_ABANDONED_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A program as it is stored: a shared library, and what the runtime has to know."""
+    """A program as it is stored.
+
+    Attributes:
+        library: the bytes of a shared library.
+        said: what the runtime has to know.
+        about: what a user may want to know: versions, and what the program consists of.
+    """
 
     library: bytes
     said: Any
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 def enabled(option: bool) -> bool:
@@ -46,9 +49,8 @@ def enabled(option: bool) -> bool:
 
 
 def folder() -> Path:
-    """$FX2RELAX_CACHE_DIR, or the user's cache of this package."""
-    given = os.environ.get("FX2RELAX_CACHE_DIR")
-    return (Path(given) if given else platformdirs.user_cache_path("fx2relax")) / "programs"
+    """Where programs are kept: in $FX2RELAX_CACHE_DIR, or in the user's cache of this package."""
+    return disk.root() / "programs"
 
 
 def size_limit(option: int | None = None) -> int:
@@ -78,46 +80,56 @@ class Store:
 
     def __init__(self, where: Path, limit: int) -> None:
         self.where, self.limit = where, limit
-        where.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            where.mkdir(mode=0o700)
-        _refuse_shared(where)
+        disk.own_folder(where)
 
     def get(self, key: str) -> Entry | None:
         """The program of a key, or None. A damaged one is removed, with a warning."""
         path = self._path(key)
         try:
-            found = path.read_bytes()
-        except OSError:
-            return None
-        try:
-            entry = _unpacked(found, key)
-        except ValueError as error:
+            entry = _unpacked(disk.read_own(path), key)
+        except (disk.NotOwn, ValueError) as error:
             self.drop(key, str(error))
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # what was used last is kept longest
+        except OSError:
+            return None
+        disk.used(path)
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
-        """Store a program; one that is larger than all of them may be is not stored."""
+        """Store a program; one that is larger than all of them may be is not stored.
+
+        Where it cannot be stored, a warning says so once for a process.
+        """
         packed = _packed(entry, key)
         if len(packed) > self.limit:
             return
-        self._write(self._path(key), packed)
-        self._bound()
+        try:
+            disk.write_own(self._path(key), packed)
+        except OSError as error:
+            disk.warn_unusable(error)
+            return
+        disk.bound(self.where, self.limit, _counts)
 
     def drop(self, key: str, why: str) -> None:
         """Remove a program that cannot be used, and say so."""
         path = self._path(key)
         log.warning("the stored program %s is compiled again: %s", path, why)
+        disk.remove([path])
+
+    def hit(self, key: str) -> None:
+        """Count that a program was found and used: a byte each, which two processes can add."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            descriptor = os.open(self.where / f"{key}{HITS}", flags, 0o600)
+            try:
+                os.write(descriptor, b".")
+            finally:
+                os.close(descriptor)
 
     def notes(self, key: str) -> dict[str, Any]:
         """What was measured of a program: see `note`."""
         try:
-            found = json.loads(self._notes(key).read_text())
+            found = _json(disk.read_own(self._notes(key)))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -125,58 +137,21 @@ class Store:
     def note(self, key: str, **notes: Any) -> None:
         """Keep a few numbers beside a program."""
         text = json.dumps({**self.notes(key), **notes})
-        self._write(self._notes(key), text.encode())
+        disk.write_own(self._notes(key), text.encode())
 
     def _path(self, key: str) -> Path:
-        return self.where / f"{key}{_SUFFIX}"
+        return self.where / f"{key}{SUFFIX}"
 
     def _notes(self, key: str) -> Path:
-        return self.where / f"{key}{_NOTES}"
-
-    def _write(self, path: Path, content: bytes) -> None:
-        descriptor, name = tempfile.mkstemp(dir=self.where, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(name, path)  # another process may be writing the same
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-    def _bound(self) -> None:
-        """Remove what was used longest ago, unless another process is at it."""
-        lock = filelock.FileLock(self.where / ".lock", timeout=0)
-        with contextlib.suppress(filelock.Timeout, OSError), lock:
-            files = []
-            for path in self.where.iterdir():
-                with contextlib.suppress(OSError):  # gone since
-                    found = path.stat()
-                    if path.suffix == ".tmp" and time.time() - found.st_mtime > _ABANDONED_SECONDS:
-                        path.unlink()
-                    elif path.suffix == _SUFFIX or path.name.endswith(_NOTES):
-                        files.append((found.st_mtime, found.st_size, path))
-            total = sum(size for _, size, _ in files)
-            for _, size, path in sorted(files):
-                if total <= self.limit:
-                    break
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                total -= size
+        return self.where / f"{key}{NOTES}"
 
 
-def _refuse_shared(where: Path) -> None:
-    """What others can write to is not run: a program is machine code."""
-    if os.name != "posix":
-        return
-    found = where.stat()
-    if found.st_uid != os.geteuid():
-        raise OSError(f"{where} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(f"others may write to {where}")
+def _counts(path: Path) -> bool:
+    return path.name.endswith((SUFFIX, NOTES, HITS))
 
 
 def _packed(entry: Entry, key: str) -> bytes:
-    said = json.dumps({"key": key, "said": entry.said}).encode()
+    said = json.dumps({"key": key, "about": entry.about, "said": entry.said}).encode()
     body = len(said).to_bytes(8, "little") + said + entry.library
     return _MAGIC + hashlib.sha256(body).digest() + body
 
@@ -189,24 +164,45 @@ def _unpacked(content: bytes, key: str) -> Entry:
     if hashlib.sha256(body).digest() != content[len(_MAGIC) : start]:
         raise ValueError("its content does not match its digest")
     end = 8 + int.from_bytes(body[:8], "little")
-    found = json.loads(body[8:end])
-    if found["key"] != key:
+    found = _json(body[8:end])
+    if not isinstance(found, dict) or found.get("key") != key:
         raise ValueError("it is the program of another graph")
-    return Entry(body[end:], found["said"])
+    return Entry(body[end:], found.get("said"), _about(found))
 
 
-_refused: set[str] = set()
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:  # which is no ValueError
+        raise ValueError("it is nested too deeply") from None
+
+
+def _about(found: Any) -> Mapping[str, Any]:
+    given = found.get("about") if isinstance(found, dict) else None
+    return given if isinstance(given, dict) else {}
+
+
+def about(path: Path) -> Mapping[str, Any]:
+    """What a user may want to know of a stored program, from the beginning of its file.
+
+    Raises:
+        ValueError: it is none of this version's files.
+        OSError: it cannot be read, or somebody else could have written it.
+    """
+    start = len(_MAGIC) + _DIGEST + 8
+    head = disk.read_own(path, start)
+    if not head.startswith(_MAGIC) or len(head) < start:
+        raise ValueError("it is none of this version's files")
+    end = start + min(int.from_bytes(head[-8:], "little"), path.stat().st_size)
+    return _about(_json(disk.read_own(path, end)[start:]))
 
 
 def open_store(option: bool = True, limit: int | None = None) -> Store | None:
     """The store of this process's settings; None where there is none, with one warning."""
     if not enabled(option):
         return None
-    where = folder()
     try:
-        return Store(where, size_limit(limit))
+        return Store(folder(), size_limit(limit))
     except OSError as error:
-        if str(error) not in _refused:
-            _refused.add(str(error))
-            log.warning("compiled programs are not stored: %s", error)
+        disk.warn_unusable(error)
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,17 +25,11 @@ _MEANING = {
 _GOOD = ("yes", "-")
 
 
-def measured(targets: Sequence[Any], console: Console) -> list[Row]:
-    """Measure overloads, with a progress bar if the console is a terminal."""
+def measured(targets: Sequence[Any], bar: Progress) -> list[Row]:
+    """Measure overloads, with a progress bar."""
     table = decompositions.table()
-    steps = track(
-        targets,
-        "importing",
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    return [measure(target, table) for target in steps]
+    with bar:
+        return [measure(target, table) for target in bar.track(targets, description="importing")]
 
 
 def as_json(rows: Sequence[Row]) -> str:

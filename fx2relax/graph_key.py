@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from fx2relax import decompositions, kept, registry
+from fx2relax._version import __version__
 from fx2relax.compat import cpu_features, tvm, tvm_ffi
 from fx2relax.errors import target_name
 from fx2relax.layouts import storage_of
@@ -25,9 +26,15 @@ from fx2relax.routes import shipped
 Node = torch.fx.Node
 _OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# What decides how a process stores its programs, and nothing of what is in them.
+# What decides when a process compiles and where it stores programs, and nothing of what is in them.
 _STORE = frozenset(
-    {"FX2RELAX_CACHE", "FX2RELAX_CACHE_DIR", "FX2RELAX_CACHE_SIZE", "FX2RELAX_NEVER_SLOWER"}
+    {
+        "FX2RELAX_BACKGROUND",
+        "FX2RELAX_CACHE",
+        "FX2RELAX_CACHE_DIR",
+        "FX2RELAX_CACHE_SIZE",
+        "FX2RELAX_NEVER_SLOWER",
+    }
 )
 
 
@@ -196,6 +203,11 @@ def process_facts() -> dict[str, Any]:
         "precision": torch.get_float32_matmul_precision(),
         "switches": sorted((k, v) for k, v in switches.items() if k not in _STORE),
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions that a program was compiled by, for its users to read."""
+    return {"fx2relax": __version__, "torch": torch.__version__, "tvm": tvm.__version__}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 import torch.fx
 from torch._guards import detect_fake_mode
 
-from fx2relax import cache, objects, pipeline, registry, report, stages
+from fx2relax import cache, disk, objects, pipeline, registry, report, stages
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
-from fx2relax.graph_key import graph_key
+from fx2relax.graph_key import graph_key, versions
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
 from fx2relax.literals import NoSpelling
@@ -110,7 +111,14 @@ class Draft:
 
         if store is not None and self.said is not None:
             said = {**self.said, "calling": calling.spelled(), "census": census}
-            executable = _stored(store, key, said, linked)
+            about = {
+                **versions(),
+                "made": time.time(),
+                "library": library,
+                "operators": imported.nodes,
+                "kernels": census,
+            }
+            executable = _stored(store, key, said, about, linked)
             if executable is not None:
                 return Built(imported, executable, calling, census, store, key, self)
         if objects.held(ready):  # objects of the user's are linked, and only a library is
@@ -229,6 +237,7 @@ def find(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], where: Place) 
         report.counters.cache_misses += 1
     else:
         report.counters.cache_hits += 1
+        store.hit(key)
     return found
 
 
@@ -244,16 +253,25 @@ def _restored(
         imported = restore(entry.said["imported"], graph, specs)
         calling = Calling.read(entry.said["calling"])
         share_threads()
-        return Built(imported, load(entry.library), calling, dict(entry.said["census"]), store, key)
+        return Built(
+            imported, _loaded(entry.library), calling, dict(entry.said["census"]), store, key
+        )
+    except OSError as error:  # a full disk is no fault of the program's
+        disk.warn_unusable(error)
+        return None
     except Exception as error:  # whatever is wrong with it, the graph can be compiled
         store.drop(key, f"{type(error).__name__}: {error}")
         return None
 
 
 def _stored(
-    store: cache.Store, key: str, said: dict[str, Any], link: Callable[[], bytes | None]
+    store: cache.Store,
+    key: str,
+    said: dict[str, Any],
+    about: dict[str, Any],
+    link: Callable[[], bytes | None],
 ) -> Any:
-    """Compile to a library, keep it and load it; None where there is no linker."""
+    """Compile to a library, load it and keep it; None where it cannot be linked or loaded."""
     try:
         library = link()
     except pipeline.LinkError as error:
@@ -262,10 +280,23 @@ def _stored(
     if library is None:
         return None
     try:
-        store.put(key, cache.Entry(library, said))
-    except OSError as error:
-        log.warning("a program is not stored: %s", error)
-    return load(library)
+        executable = _loaded(library)
+    except _NotLoaded as error:
+        disk.warn_unusable(error)
+        return None
+    store.put(key, cache.Entry(library, said, about))
+    return executable
+
+
+class _NotLoaded(OSError):
+    """No folder at hand lets libraries be loaded."""
+
+
+def _loaded(library: bytes) -> Any:
+    try:
+        return load(library)
+    except Exception as error:
+        raise _NotLoaded(f"they cannot be loaded: {error}") from error
 
 
 class _Sizes:

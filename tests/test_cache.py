@@ -212,6 +212,10 @@ def test_each_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
         assert graph_key.graph_key(graph, specs, dataclasses.replace(options, **{name: False})) == (
             start
         )
+    for name in graph_key._STORE:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "7")
+            assert key() == start
     monkeypatch.setenv("FX2RELAX_SWITCH", "1")
     other()
     monkeypatch.delenv("FX2RELAX_SWITCH")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fx2relax.runtime import compiled
+from fx2relax.runtime import compiled, compilers
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def load(source, **kwargs):
 
 
 def files(tmp_path, suffix=".so"):
-    return sorted((tmp_path / "cache/fx2relax").glob(f"*{suffix}"))
+    return sorted((tmp_path / "cache/fx2relax/native").glob(f"*{suffix}"))
 
 
 def test_compiles_once(source, tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_switched_off(source, tmp_path, monkeypatch, caplog):
 
 
 def test_no_compiler_is_one_warning(source, monkeypatch, caplog):
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: None)
     assert load(source) is None
     assert compiled.load("other", [source.with_suffix(".c")]) is None
     assert [r.levelno for r in caplog.records] == [logging.WARNING]

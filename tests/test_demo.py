@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -52,6 +54,17 @@ def test_prints_ranking_and_table(small):
         assert text in result.output
     assert "WRONG" not in result.output
     assert "\r" not in result.output, "the progress bar is silent unless it has a terminal"
+
+
+def test_prints_json(small):
+    result = CliRunner().invoke(main, ["demo", "--threads", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["right"] is True
+    assert len(said["ranking"]) == len(sentences.SENTENCES)
+    names = [row["name"] for row in said["networks"]]
+    assert names == ["encoder", "decoder"]
+    assert all(row["relax_ms"] > 0 for row in said["networks"])
 
 
 def test_a_wrong_result_ends_with_1(small, monkeypatch):

@@ -43,7 +43,7 @@ FILL = "for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr()
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/fx2relax"
+    return tmp_path / "cache/fx2relax/native"
 
 
 @pytest.fixture(scope="module")

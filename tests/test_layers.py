@@ -10,8 +10,8 @@ ROOT = Path(__file__).parent.parent
 # From the top down. A module imports from layers below its own; modules of one layer are
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
-    [{"__init__", "cli", "testing", "demo"}],
-    [{"checking"}],
+    [{"__init__", "cli", "commands", "testing", "demo"}],
+    [{"doctor"}, {"checking"}],
     [{"explaining"}, {"lockstep"}],
     [{"onnx_check", "onnx_sides"}],
     [
@@ -24,7 +24,15 @@ LAYERS = [
     [{"rivals"}, {"training_contest"}, {"extern"}, {"ahead"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
-    [{"importer"}, {"capture"}, {"runtime"}, {"pipeline"}, {"names"}, {"reproducers"}, {"cache"}],
+    [
+        {"importer"},
+        {"capture"},
+        {"runtime"},
+        {"pipeline"},
+        {"names"},
+        {"reproducers"},
+        {"cache", "contents"},
+    ],
     [
         {
             "accept",
@@ -89,7 +97,7 @@ LAYERS = [
         },
         {"report"},
     ],
-    [{"errors"}, {"_version"}],
+    [{"errors"}, {"_version"}, {"disk"}, {"units"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}

@@ -6,7 +6,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,14 @@ class Row:
     run_relax: Callable[[], Tensor] = field(repr=False)
     eager_ms: float = math.nan
     relax_ms: float = math.nan
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers, as JSON can spell them."""
+        names = (
+            *("name", "right", "error", "exact_error", "eager_exact_error"),
+            *("eager_ms", "relax_ms", "compile_seconds", "stats"),
+        )
+        return {name: getattr(self, name) for name in names}
 
     @property
     def right(self) -> bool:
@@ -106,20 +114,40 @@ def compile_and_check(
 
 @torch.no_grad()
 def time_calls(row: Row, budget: float = 3.0) -> None:
-    """Fill in the two medians: the calls alternate, so that both see the machine in the same state.
+    """Fill in the two medians.
 
     Args:
         row: what `compile_and_check` gave.
         budget: seconds, more or less.
     """
-    sides = (row.run_eager, row.run_relax)
-    times: tuple[list[float], list[float]] = ([], [])
-    for run in sides * SETTLED:
-        run()
-    end = time.perf_counter() + budget
-    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
-        for run, taken in zip(sides, times, strict=True):
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
+    times = time_in_turns((row.run_eager, row.run_relax), budget)
     row.eager_ms, row.relax_ms = (1000 * statistics.median(taken) for taken in times)
+
+
+def time_in_turns(
+    sides: Sequence[Callable[[], Any]], budget: float, step: Callable[[], None] = lambda: None
+) -> list[list[float]]:
+    """The seconds of calls that alternate, so that all sides see the machine in the same state.
+
+    Args:
+        sides: what is called; each is called a few times before, so that it has settled.
+        budget: seconds, more or less.
+        step: called between rounds.
+    """
+    times: list[list[float]] = [[] for _ in sides]
+    for count in range(2 + SETTLED):
+        if count == 2:  # by now what is compiled in the background has begun
+            fx2relax.wait_for_compilation()
+        for run in sides:
+            run()
+        step()
+    end = time.perf_counter() + budget
+    order = list(range(len(sides)))
+    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
+        for place in order:
+            start = time.perf_counter()
+            sides[place]()
+            times[place].append(time.perf_counter() - start)
+        order = [*order[1:], order[0]]  # who comes after whom is nobody's advantage
+        step()
+    return times

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -62,16 +64,48 @@ def table(rows: list[Row]) -> Table:
     return out
 
 
-def run(console: Console, threads: int | None = None) -> bool:
-    """Compile the three networks, print the ranking and the table.
+@dataclass(frozen=True)
+class Found:
+    """What the demo has found.
+
+    Attributes:
+        rows: a line for each network.
+        threads: how many threads all sides computed with.
+    """
+
+    rows: list[Row]
+    threads: int
+
+    @property
+    def same_order(self) -> bool:
+        """Whether the sentences rank as they do in eager."""
+        ours, eager = ranking(self.rows[0].ours), ranking(self.rows[0].eager)
+        return [sentence for _, sentence in ours] == [sentence for _, sentence in eager]
+
+    @property
+    def right(self) -> bool:
+        """Whether every result is right."""
+        return self.same_order and all(row.right for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON can spell it."""
+        scores = [{"score": s, "sentence": sentence} for s, sentence in ranking(self.rows[0].ours)]
+        return {
+            "right": self.right,
+            "threads": self.threads,
+            "torch": torch.__version__,
+            "ranking": scores,
+            "networks": [row.as_dict() for row in self.rows],
+        }
+
+
+def measured(bar: Progress, threads: int | None = None) -> Found:
+    """Compile the three networks, compare and time them.
 
     Args:
-        console: where to print; the progress bar is silent unless it is a terminal.
+        bar: shows what is being done.
         threads: how many threads both sides compute with; by default as many as
             PyTorch would use.
-
-    Returns:
-        whether every result is right.
 
     Raises:
         fx2relax.demo.sentences.Missing: a package of the extra ``demo`` is not installed.
@@ -79,10 +113,7 @@ def run(console: Console, threads: int | None = None) -> bool:
     threads = threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     rows: list[Row] = []
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with bar:
         # Three steps for each network: build, run in eager, compile.
         task = bar.add_task("", total=3 * len(NETWORKS))
 
@@ -96,14 +127,15 @@ def run(console: Console, threads: int | None = None) -> bool:
     # The bar's own thread would disturb the clock: it has ended by now.
     for row in rows:
         time_calls(row)
+    return Found(rows, threads)
 
-    ours, eager = ranking(rows[0].ours), ranking(rows[0].eager)
+
+def show(found: Found, console: Console) -> None:
+    """Print the ranking and the table."""
     console.print(f"[bold]{QUERY}[/bold]")
-    for score, sentence in ours:
+    for score, sentence in ranking(found.rows[0].ours):
         console.print(f"  {score:6.3f}  {sentence}", highlight=False)
-    same = [sentence for _, sentence in ours] == [sentence for _, sentence in eager]
-    if not same:
+    if not found.same_order:
         console.print("[red]WRONG: eager ranks these sentences in another order[/red]")
-    console.print(table(rows))
-    console.print(f"float32, threads: {threads}, torch {torch.__version__}")
-    return same and all(row.right for row in rows)
+    console.print(table(found.rows))
+    console.print(f"float32, threads: {found.threads}, torch {torch.__version__}")

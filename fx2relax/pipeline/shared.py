@@ -23,6 +23,7 @@ from tvm import relax
 
 from fx2relax import objects as own_objects
 
+from ..runtime.compilers import find_compiler
 from ..runtime.toolchain import compiler_for
 
 
@@ -37,11 +38,10 @@ _KERNELS_APART = 4
 @functools.cache
 def linker() -> tuple[str, ...] | None:
     """The command that links objects, without their names; None where there is none."""
-    names = (os.environ.get("CC"), "cc", "gcc", "clang", os.environ.get("CXX"), "c++")
-    found = next((c for c in names if c and shutil.which(c)), None)
+    found = find_compiler("linker")
     if found is None or os.name != "posix":
         return None
-    return (found, "-shared", "-fPIC")
+    return (*found, "-shared", "-fPIC")
 
 
 def shared_library(

@@ -7,33 +7,32 @@ digest of its own bytes: another process finds it there, and a damaged file is c
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
 import logging
 import os
 import platform
-import shlex
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import filelock
-import platformdirs
 import torch
 
+from fx2relax import disk
 from fx2relax.compat import tvm_ffi
+
+from .compilers import find_compiler
 
 _log = logging.getLogger(__name__)
 #: Set to 0, nothing is compiled and nothing compiled is used.
 SWITCH = "FX2RELAX_NATIVE"
 _SECONDS = 120
-_CANDIDATES = {
-    "c": ("CC", "cc", "gcc", "clang"),
-    "c++": ("CXX", "c++", "g++", "clang++"),
-}
+_LIMIT = 256 << 20
+_KEPT = (".so", ".sha256", ".o", ".json", ".lock")
 _FLAGS = ("-O2", "-shared", "-fPIC")
 
 
@@ -82,16 +81,6 @@ def load(
     except (OSError, subprocess.SubprocessError) as error:
         _warn_failed(name, _reason(error))
         return None
-
-
-def find_compiler(language: str) -> tuple[str, ...] | None:
-    """The command of the user's compiler for ``"c"`` or ``"c++"``; None where there is none."""
-    variable, *names = _CANDIDATES[language]
-    chosen = shlex.split(os.environ.get(variable, ""))
-    for words in (chosen, *([name] for name in names)):
-        if words and (found := shutil.which(words[0])):
-            return (found, *words[1:])
-    return None
 
 
 @functools.cache
@@ -146,60 +135,98 @@ def _key(compiler: Sequence[str], flags: Sequence[str], files: Sequence[Path]) -
 
 def _cached(stem: str, command: Sequence[str]) -> ctypes.CDLL:
     """Load a library from the cache, after compiling it if it is not there whole."""
-    folder = cache_folder()
+    folder = cache_folder(f"{stem}.so")
     library = folder / f"{stem}.so"
     loaded = _loaded(library)
     if loaded is not None:
         return loaded
-    with filelock.FileLock(folder / f"{stem}.lock", timeout=2 * _SECONDS):
+    with locked(folder, stem, _SECONDS):
         loaded = _loaded(library)  # another process may have been first
         if loaded is not None:
             return loaded
         if library.exists():
             _log.warning("%s is damaged and is compiled anew", library)
-        _compile(command, library)
-    loaded = _loaded(library)
-    return ctypes.CDLL(str(library)) if loaded is None else loaded
+        return _compile(command, library)
 
 
 def _loaded(library: Path) -> ctypes.CDLL | None:
-    """The library, if its bytes are those that were written."""
+    """The library, if its bytes are those that were written, by this user."""
     try:
-        wanted = _digest_file(library).read_text()
-        if hashlib.sha256(library.read_bytes()).hexdigest() == wanted:
-            return ctypes.CDLL(str(library))
+        wanted = disk.read_own(_digest_file(library)).decode()
+        content = disk.read_own(library)
+        if hashlib.sha256(content).hexdigest() != wanted:
+            return None
+        loaded = _opened(content, library)
     except (OSError, UnicodeDecodeError):
-        pass
-    return None
+        return None
+    disk.used(library)
+    return loaded
+
+
+def _opened(content: bytes, library: Path) -> ctypes.CDLL:
+    """Load what was read, from a file that nobody can have replaced since; it stays loaded."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
+        own = Path(folder) / library.name
+        own.write_bytes(content)
+        return ctypes.CDLL(str(own))
+    # The temporary folder is full, or nothing in it may be run.
+    return ctypes.CDLL(str(library))
 
 
 def _digest_file(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def _compile(command: Sequence[str], library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+def _compile(command: Sequence[str], library: Path) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         built = Path(folder) / library.name
         subprocess.run(
             [*command, "-o", str(built)], check=True, capture_output=True, timeout=_SECONDS
         )
-        digest = _digest_file(built)
-        digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
-        # Each is replaced whole. A reader between the two finds them unlike, and takes the lock.
-        built.replace(library)
-        digest.replace(_digest_file(library))
-
-
-def cache_folder() -> Path:
-    """The cache folder, or one for this process alone where the user's cannot be written to."""
-    folder = platformdirs.user_cache_path("fx2relax")
+        content = built.read_bytes()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return _own_folder()
+        # Each is replaced whole. Who reads between the two finds them unlike, and takes the lock.
+        disk.write_own(library, content)
+        disk.write_own(_digest_file(library), hashlib.sha256(content).hexdigest().encode())
+        keep_bounded(library.parent)
+    except OSError as error:
+        disk.warn_unusable(error)
+    return _opened(content, library)
+
+
+def cache_folder(name: str) -> Path:
+    """The folder to find a file in or to put it, the user's own or one for this process alone."""
+    folder = disk.native()
+    try:
+        disk.own_folder(folder)
+        if not os.access(folder, os.W_OK) and not (folder / name).exists():
+            raise PermissionError(f"{folder} cannot be written to")
+    except OSError as error:
+        disk.warn_unusable(error)
+        return _own_folder()
+    return folder
+
+
+def keep_bounded(folder: Path) -> None:
+    """Let what was compiled take no more than a limit; what was used longest ago goes first."""
+    disk.bound(folder, _LIMIT, lambda path: path.suffix in _KEPT)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, stem: str, seconds: float) -> Iterator[None]:
+    """One process at a time compiles a file of that name; the others wait for it."""
+    try:
+        lock = filelock.FileLock(folder / f"{stem}.lock", timeout=2 * seconds)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        # Two that compile one file disturb each other less than one that does not go on.
+        _log.info("%s is compiled without a lock: %s", stem, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @functools.cache

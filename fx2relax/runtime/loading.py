@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fx2relax import disk
 from fx2relax.compat import tvm
 
 
@@ -17,9 +18,23 @@ def load(library: bytes) -> Any:
     would take one file that is loaded twice for one library, whose context both would share, and
     nothing can happen to it between a check of the bytes and their use.
     """
-    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
-        path = Path(folder) / "program.so"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(library)
-        return tvm.runtime.load_module(str(path))
+    try:
+        with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
+            return _load(library, Path(folder))
+    except Exception as error:
+        # The temporary folder may be full, or nothing in it may be run.
+        try:
+            kept = disk.native()
+            disk.own_folder(kept)
+            with disk.own_workshop(kept) as other:
+                return _load(library, other)
+        except Exception:
+            raise error from None
+
+
+def _load(library: bytes, folder: Path) -> Any:
+    path = folder / "program.so"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(library)
+    return tvm.runtime.load_module(str(path))

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import filelock
-
+from fx2relax import disk
 from fx2relax.compat import tvm_ffi
 from fx2relax.errors import BuildFailure
-from fx2relax.runtime.compiled import cache_folder, compiler_facts, find_compiler
+from fx2relax.runtime.compiled import cache_folder, compiler_facts, keep_bounded, locked
+from fx2relax.runtime.compilers import find_compiler
 
 _SECONDS = 600
 _SUFFIXES = {"cpp": ".cpp", "cuda": ".cu"}
@@ -46,11 +44,9 @@ def compiler_for(language: str) -> tuple[str, ...]:
         if found is None:
             raise BuildFailure("there is no C++ compiler: set $CXX, or install g++ or clang++")
         return found
-    home = os.environ.get("CUDA_HOME")
-    chosen = shlex.split(os.environ.get("NVCC", ""))
-    for words in (chosen, [f"{home}/bin/nvcc"] if home else [], ["nvcc"]):
-        if words and (program := shutil.which(words[0])):
-            return (program, *words[1:])
+    found = find_compiler("cuda")
+    if found is not None:
+        return found
     raise BuildFailure(
         "CUDA source needs nvcc, which is not here: install the CUDA toolkit, and put nvcc on "
         "$PATH, or say where it is in $CUDA_HOME or $NVCC"
@@ -90,11 +86,11 @@ def compile_object(code: str, language: str, name: str, flags: Sequence[str]) ->
     compiler = compiler_for(language)
     command = [*compiler, "-c", *_flags(language), *flags]
     stem = f"kernel-{_key(command, name, code)}"
-    folder = cache_folder()
+    folder = cache_folder(f"{stem}.o")
     found = _kept(folder / stem)
     if found is not None:
         return found
-    with filelock.FileLock(folder / f"{stem}.lock", timeout=2 * _SECONDS):
+    with locked(folder, stem, _SECONDS):
         found = _kept(folder / stem)  # another process may have been first
         return (
             found if found is not None else _compile(command, code, language, name, folder / stem)
@@ -120,14 +116,15 @@ def _key(command: Sequence[str], name: str, code: str) -> str:
 def _kept(stem: Path) -> bytes | None:
     """The object, if it is whole and none of its headers has changed."""
     try:
-        data = stem.with_suffix(".o").read_bytes()
-        said = json.loads(stem.with_suffix(".json").read_text())
+        data = disk.read_own(stem.with_suffix(".o"))
+        said = json.loads(disk.read_own(stem.with_suffix(".json")))
         if said["object"] != hashlib.sha256(data).hexdigest():
             return None
         if any(_digest(Path(path)) != wanted for path, wanted in said["headers"].items()):
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    disk.used(stem.with_suffix(".o"))
     return data
 
 
@@ -136,7 +133,7 @@ def _digest(path: Path) -> str:
 
 
 def _compile(command: Sequence[str], code: str, language: str, name: str, stem: Path) -> bytes:
-    with tempfile.TemporaryDirectory(dir=stem.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         source = Path(folder) / f"kernel{_SUFFIXES[language]}"
         # What the compiler and the kernel's errors call the file.
         source.write_text(f"#line 1 {json.dumps(name)}\n{code}")
@@ -148,12 +145,14 @@ def _compile(command: Sequence[str], code: str, language: str, name: str, stem: 
             "object": hashlib.sha256(data).hexdigest(),
             "headers": {str(path): _digest(path) for path in _headers(rule, source)},
         }
-        note = source.with_suffix(".json")
-        note.write_text(json.dumps(said))
+    try:
         # Each is replaced whole. A reader between the two finds them unlike, and takes the lock.
-        made.replace(stem.with_suffix(".o"))
-        note.replace(stem.with_suffix(".json"))
-        return data
+        disk.write_own(stem.with_suffix(".o"), data)
+        disk.write_own(stem.with_suffix(".json"), json.dumps(said).encode())
+        keep_bounded(stem.parent)
+    except OSError as error:
+        disk.warn_unusable(error)
+    return data
 
 
 def _headers(rule: Path, source: Path) -> list[Path]:

@@ -1,0 +1,85 @@
+"""What the commands print, and how: tables for people, JSON for scripts, progress for neither."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fx2relax.units import seconds
+
+if TYPE_CHECKING:
+    _Parameter = click.ParamType[float]
+else:  # which is generic in later versions alone
+    _Parameter = click.ParamType
+
+#: The option of every command that prints anything.
+as_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a number that is not finite becomes null."""
+    click.echo(json.dumps(_finite(value), indent=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def console(width: int = 160) -> Console:
+    """The standard output; as wide as a table needs where it is no terminal."""
+    found = Console()
+    return found if found.is_terminal else Console(width=width)
+
+
+def progress(quiet: bool = False) -> Progress:
+    """A progress bar on the standard error stream, which is silent where that is no terminal.
+
+    Args:
+        quiet: it has no thread of its own, and is drawn when it is told to.
+    """
+    errors = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        auto_refresh=not quiet,
+        disable=not errors.is_terminal,
+    )
+
+
+class Age(_Parameter):
+    """``30d``, ``12h``: a number of seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Seconds of what was given; an error of the command line for anything else."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        try:
+            return seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def require_imports() -> None:
+    """Import PyTorch and TVM; where that fails, say so in a line, and where to look."""
+    try:
+        import torch  # noqa: F401
+
+        import fx2relax.compat  # noqa: F401
+    except Exception as error:  # an installation may be broken in any way
+        why = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{why}\n`fx2relax doctor` says what mends it") from error
