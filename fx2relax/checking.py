@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,23 @@ class Checked:
     def right(self) -> bool:
         """Whether nothing is wrong."""
         return not self.wrong
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        wrong = [
+            {
+                "graph": each.graph,
+                "program": each.program,
+                "number": each.number,
+                "kernel": each.kernel,
+                "nodes": [dataclasses.asdict(node) for node in each.nodes],
+                "error": each.error,
+                "reason": each.reason,
+            }
+            for each in self.wrong
+        ]
+        counts = {"kernels": self.kernels, "passed": self.passed, "programs": self.programs}
+        return {"right": self.right, "wrong": wrong, **counts}
 
     def reproduce(self, folder: str | Path) -> list[Path]:
         """Write a small script for each wrong kernel, which fails in the same way.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fx2relax._version import __version__
-from fx2relax.commands import bench, cache, demo, doctor, ops
+from fx2relax.commands import bench, cache, demo, doctor, explain, ops
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,5 +18,13 @@ def main() -> None:
     """
 
 
-for _command in (demo.demo, ops.ops, doctor.doctor, cache.cache, bench.bench):
+for _command in (
+    demo.demo,
+    ops.ops,
+    doctor.doctor,
+    cache.cache,
+    bench.bench,
+    explain.explain,
+    explain.check,
+):
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them."""
+"""Sizes, times and rates as people write them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,25 @@ def seconds(text: str) -> float:
     if not 0 <= found < float("inf"):
         raise ValueError(f"{text!r} is no age such as 30d, 12h or 90m")
     return found
+
+
+def duration_text(value: float | None) -> str:
+    """Such as ``1.24 ms``; empty where there is none."""
+    if value is None:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def rate_text(amount: float, spent: float | None, unit: str) -> str:
+    """Such as ``48 GB/s``; empty where there is nothing to divide."""
+    if not spent or not amount:
+        return ""
+    return f"{amount / spent / 1e9:.3g} G{unit}/s"
+
+
+def share_text(part: float, whole: float) -> str:
+    """Such as ``12.5 %``."""
+    return f"{100 * part / whole:.1f} %" if whole else ""

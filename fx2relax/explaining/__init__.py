@@ -120,6 +120,12 @@ class Explanation:
 
         return draw(self.data, kind)
 
+    def show(self, console: Any) -> None:
+        """Print it to a `rich.console.Console`."""
+        from fx2relax.explaining.text import show
+
+        show(self.data, console)
+
     def __str__(self) -> str:
         from fx2relax.explaining.text import text
 

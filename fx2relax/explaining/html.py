@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from fx2relax.explaining import units
+from fx2relax import units
 from fx2relax.explaining.report import Data, Graph, Kernel, Node
 from fx2relax.explaining.text import graph_line, summary
 
@@ -84,8 +84,8 @@ def _remarks(data: Data) -> Iterable[str]:
         limits = data.limits
         yield (
             f"<p>This machine, {limits.threads} threads: "
-            f"{units.rate(limits.bytes, 1.0, 'B')} from memory, "
-            f"{units.rate(limits.operations, 1.0, 'FLOP')} in float32.</p>"
+            f"{units.rate_text(limits.bytes, 1.0, 'B')} from memory, "
+            f"{units.rate_text(limits.operations, 1.0, 'FLOP')} in float32.</p>"
         )
     for cut in data.breaks:
         where = f"{cut.line} {cut.line.code}".strip()
@@ -103,7 +103,7 @@ def _lines(data: Data) -> str:
         where = escape(str(line) or "(no line)")
         short = ", ".join(name.removeprefix("aten.") for name in operators)
         body.append(
-            f'<tr><td class="n">{units.seconds(spent) if data.call is not None else ""}</td>'
+            f'<tr><td class="n">{units.duration_text(spent) if data.call is not None else ""}</td>'
             f"<td>{_bar(spent, data.call)}</td>"
             f'<td><b class="place" title="{escape(line.file)}">{where}</b> '
             f"<code>{escape(line.code)}</code></td>"
@@ -137,10 +137,10 @@ def _kernel(kernel: Kernel, nodes: dict[str, Node], data: Data) -> str:
     made = ", ".join(kernel.nodes)
     return (
         f'<tr><td class="n less">{kernel.number}</td>'
-        f'<td class="n">{units.seconds(kernel.seconds)}</td>'
+        f'<td class="n">{units.duration_text(kernel.seconds)}</td>'
         f'<td class="less">{_bar(kernel.seconds or 0.0, data.call)}</td>'
-        f'<td class="n less">{units.rate(kernel.bytes, kernel.seconds, "B")[:-5]}</td>'
-        f'<td class="n less">{units.rate(kernel.operations, kernel.seconds, "FLOP")[:-8]}</td>'
+        f'<td class="n less">{units.rate_text(kernel.bytes, kernel.seconds, "B")[:-5]}</td>'
+        f'<td class="n less">{units.rate_text(kernel.operations, kernel.seconds, "FLOP")[:-8]}</td>'
         f"<td>{_tag(kernel.how)}</td><td><code>{escape(kernel.name)}</code> "
         f'<span class="of">{escape(made)} {places}</span></td></tr>'
     )

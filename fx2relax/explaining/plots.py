@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fx2relax.explaining import units
+from fx2relax import units
 from fx2relax.explaining.report import Data
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _roofline(data: Data) -> Any:
     axes.set_ylabel("GFLOP/s")
     axes.set_title(
         f"{data.model} on {limits.threads} thread{'s' if limits.threads > 1 else ''}: "
-        f"{units.rate(limits.bytes, 1.0, 'B')}, {units.rate(limits.operations, 1.0, 'FLOP')}"
+        f"{units.rate_text(limits.bytes, 1.0, 'B')}, {units.rate_text(limits.operations, 1.0, 'FLOP')}"
     )
     axes.legend()
     return figure

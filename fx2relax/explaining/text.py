@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fx2relax.explaining import units
+from fx2relax import units
 from fx2relax.explaining.report import Data, Graph
 
 _ROWS = 30
@@ -48,10 +48,10 @@ def summary(data: Data) -> str:
     count = len(data.graphs)
     words = [f"{data.model}: {count} graph{'s' if count != 1 else ''}"]
     words.append(f"{len(data.breaks)} graph break{'s' if len(data.breaks) != 1 else ''}")
-    words.append(f"first call {units.seconds(data.seconds)}")
+    words.append(f"first call {units.duration_text(data.seconds)}")
     if data.call is not None and data.outside is not None:
-        words.append(f"a call {units.seconds(data.call)}")
-        words.append(f"{units.share(data.call - data.outside, data.call)} of it in kernels")
+        words.append(f"a call {units.duration_text(data.call)}")
+        words.append(f"{units.share_text(data.call - data.outside, data.call)} of it in kernels")
     return ", ".join(words)
 
 
@@ -65,11 +65,13 @@ def graph_line(graph: Graph) -> str:
     if graph.weights.count:
         weights = graph.weights
         made = f", of which {weights.made} are made anew once" if weights.made else ""
-        parts.append(f"{weights.count} weights of {units.size(weights.bytes)}{made}")
+        parts.append(f"{weights.count} weights of {units.size_text(weights.bytes)}{made}")
     if graph.unplanned:
-        plan = f"{units.size(graph.memory)} for {units.size(graph.unplanned)}"
+        plan = f"{units.size_text(graph.memory)} for {units.size_text(graph.unplanned)}"
         parts.append(f"memory {plan} of values between kernels")
-    stages = ", ".join(f"{k} {units.seconds(v)}" for k, v in graph.stages.items() if v >= 5e-4)
+    stages = ", ".join(
+        f"{k} {units.duration_text(v)}" for k, v in graph.stages.items() if v >= 5e-4
+    )
     if stages:
         parts.append(f"compiling: {stages}")
     return "; ".join(parts)
@@ -86,10 +88,10 @@ def _kernels(graph: Graph, data: Data) -> Table:
         lines = dict.fromkeys(str(nodes[n].line) for n in kernel.nodes)
         table.add_row(
             str(kernel.number),
-            units.seconds(kernel.seconds),
-            units.share(kernel.seconds or 0.0, data.call or 0.0),
-            units.rate(kernel.bytes, kernel.seconds, "B").removesuffix(" GB/s"),
-            units.rate(kernel.operations, kernel.seconds, "FLOP").removesuffix(" GFLOP/s"),
+            units.duration_text(kernel.seconds),
+            units.share_text(kernel.seconds or 0.0, data.call or 0.0),
+            units.rate_text(kernel.bytes, kernel.seconds, "B").removesuffix(" GB/s"),
+            units.rate_text(kernel.operations, kernel.seconds, "FLOP").removesuffix(" GFLOP/s"),
             kernel.how,
             Text(kernel.name, overflow="ellipsis", no_wrap=True),
             Text(", ".join(kernel.nodes), overflow="ellipsis", no_wrap=True),
@@ -107,8 +109,8 @@ def _lines(data: Data) -> Table:
     rows = data.by_line()
     for line, spent, operators in rows[:_ROWS]:
         table.add_row(
-            units.seconds(spent) if data.call is not None else "",
-            units.share(spent, data.call or 0.0),
+            units.duration_text(spent) if data.call is not None else "",
+            units.share_text(spent, data.call or 0.0),
             str(line) or "(no line)",
             Text(line.code, overflow="ellipsis", no_wrap=True),
             Text(", ".join(operators), overflow="ellipsis", no_wrap=True),
