@@ -94,7 +94,8 @@ def _roofline(data: Data) -> Any:
     axes.set_ylabel("GFLOP/s")
     axes.set_title(
         f"{data.model} on {limits.threads} thread{'s' if limits.threads > 1 else ''}: "
-        f"{units.rate_text(limits.bytes, 1.0, 'B')}, {units.rate_text(limits.operations, 1.0, 'FLOP')}"
+        f"{units.rate_text(limits.bytes, 1.0, 'B')}, "
+        f"{units.rate_text(limits.operations, 1.0, 'FLOP')}"
     )
     axes.legend()
     return figure
