@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +34,22 @@ def draw(data: Data, kind: str) -> Figure:
     return figure
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+@functools.cache
+def _kind() -> Any:
+    """A figure that notebooks show, also where pyplot was not imported."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=100)
+            return file.getvalue()
+
+    return Picture
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    figure = _kind()(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -102,9 +116,7 @@ def _roofline(data: Data) -> Any:
 
 
 def _levels(data: Data) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, 9), layout="constrained")
+    figure = _kind()(figsize=(16, 9), layout="constrained")
     axes = figure.subplots(1, 3)
     graph = data.graphs[0] if data.graphs else None
     texts = (graph.fx, graph.relax, graph.tir) if graph is not None else ("", "", "")
