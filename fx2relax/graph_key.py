@@ -23,7 +23,9 @@ from fx2relax.params import InputSpec
 from fx2relax.routes import shipped
 
 Node = torch.fx.Node
-_OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
+_OURS = frozenset(
+    {"aten", "prims", "prim", "fx2relax", "_quantized", "quantized_decomposed", "rngprims"}
+)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # What decides how a process stores its programs, and nothing of what is in them.
 _STORE = frozenset(
