@@ -23,6 +23,7 @@ from .cpu import schedule_kernels
 from .cuda import cuda_code, is_cuda, lower_for_cuda
 from .fuse import fuse
 from .given import give_results
+from .integers import use_integers
 from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
@@ -68,6 +69,7 @@ def lower(
     with target:
         if lift_weights:
             mod = fold_scales(without_transforms(mod))
+        mod = use_integers(mod, target)
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":
