@@ -200,7 +200,8 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         limits = _LIMITS.get(dtype_of(values))
         if limits is None or sizes_of(scale) != [] or sizes_of(point) != []:
             return None
-        known = const_number(point)
+        constant = self.value(point)
+        known = const_number(constant)
         if known is not None and not limits[0] <= known <= limits[1]:
             return None
         moved = self.visit_expr(values)
@@ -209,8 +210,9 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
                 moved = self.emit(_op.reshape(moved, self.visit_expr(move.args[1])))
             else:
                 moved = self.emit(_op.permute_dims(moved, move.attrs.axes))
-        point = self.emit(_op.astype(self.visit_expr(point), "int32")) if known is None else point
-        return _Quantised(moved, self.visit_expr(scale), point)
+        if known is None:
+            constant = self.emit(_op.astype(self.visit_expr(point), "int32"))
+        return _Quantised(moved, self.visit_expr(scale), constant)
 
     def weight(self, x: Any, turned: bool) -> _Quantised | None:
         """What a weight of signed bytes was dequantised from, by a scale for each output."""
