@@ -158,82 +158,10 @@ def _int4_block(
 
 @converts(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(self: Any, mat2: Any, scales: Any) -> Any:
-    """``(self @ mat2.T) * scales``, the weight's bytes made floats one by one."""
-    made = int8_product(cast(self, "float32"), mat2)
+    """``(self @ mat2.T) * scales``; the pipeline has a kernel for weights that are bytes."""
+    weight = op.permute_dims(op.astype(mat2, "float32"), [1, 0])
+    made = op.matmul(cast(self, "float32"), weight)
     return cast(op.multiply(made, cast(scales, "float32")), dtype(self))
-
-
-def int8_product(x: Any, weight: Any) -> Any:
-    """``x @ weight.T`` in float32 of a matrix and one of bytes that stay as they are."""
-    (rows, depth), (columns, _) = shape(x), shape(weight)
-    if not all(isinstance(s, int) for s in (depth, columns)):
-        raise Unsupported("weights of unknown size")
-    if 0 in (rows, depth, columns):
-        return op.zeros(shape_expr([rows, columns]), "float32")
-    height = min(_ROWS, rows) if isinstance(rows, int) else _ROWS
-    width = min(_ROWS, columns)
-
-    def body(ins: Any, outs: Any, numbers: Any) -> None:
-        x, weight = ins
-        rows = numbers[0]
-        with loops([-(-columns // width)], parallel=0) as (task,):
-            tiles = tirx.floordiv(wide(rows) + (height - 1), wide(height))
-            with loops([tiles]) as (tile,):
-                _dots(x, weight, outs[0], (rows, depth, columns), (tile, height), (task, width))
-
-    made = opaque(
-        "int8_product",
-        body,
-        [x, weight],
-        lambda numbers: [(product([numbers[0], columns]), "float32")],
-        [rows],
-    )
-    return reshape(made, [rows, columns])
-
-
-_LANES = 16
-
-
-def _dots(
-    x: Any,
-    weight: Any,
-    out: Any,
-    sizes: tuple[Any, int, int],
-    across: tuple[Any, int],
-    down: tuple[Any, int],
-) -> None:
-    """Some rows by some columns of a product, each of them summed along both matrices' rows."""
-    rows, depth, columns = sizes
-    left = [local("int64") for _ in range(across[1])]
-    right = [local("int64") for _ in range(down[1])]
-    for places, (index, count), end in ((left, across, rows), (right, down, columns)):
-        for n, place in enumerate(places):
-            place[0] = tirx.min(index * count + n, wide(end) - 1)
-    sums = [[local("float32", _LANES) for _ in right] for _ in left]
-    for total in (t for row in sums for t in row):
-        total[_ramp(0, _LANES)] = _all(0.0, _LANES)
-    with loops([depth // _LANES]) as (part,):
-        k = part * _LANES
-        values = [
-            tirx.Cast(f"float32x{_LANES}", weight[_ramp(j[0] * depth + k, _LANES)]) for j in right
-        ]
-        for i, row in zip(left, sums, strict=True):
-            for value, total in zip(values, row, strict=True):
-                factor = x[_ramp(i[0] * depth + k, _LANES)]
-                total[_ramp(0, _LANES)] = total[_ramp(0, _LANES)] + factor * value
-    for i, row in zip(left, sums, strict=True):
-        for j, total in zip(right, row, strict=True):
-            whole = local("float32")
-            terms = [total[n] for n in range(_LANES)]
-            while len(terms) > 1:
-                terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-            whole[0] = terms[0]
-            if depth % _LANES:
-                with loops([depth % _LANES]) as (n,):
-                    k = n + depth // _LANES * _LANES
-                    byte = tirx.Cast("float32", weight[j[0] * depth + k])
-                    whole[0] += x[i[0] * depth + k] * byte
-            out[i[0] * columns + j[0]] = whole[0]
 
 
 def _ramp(first: Any, lanes: int) -> Any:

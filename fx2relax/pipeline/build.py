@@ -18,6 +18,7 @@ from ..calling import Calling
 from ..compat import RELEASE, const_int
 from ..runtime import native
 from .batch_norm import fold_scales
+from .byte_weights import use_byte_weights
 from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
 from .cuda import cuda_code, is_cuda, lower_for_cuda
@@ -67,9 +68,9 @@ def lower(
     if is_cuda(target):
         return lower_for_cuda(mod, target, lift_weights)
     with target:
+        mod = use_byte_weights(use_integers(mod, target))
         if lift_weights:
             mod = fold_scales(without_transforms(mod))
-        mod = use_integers(mod, target)
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":

@@ -210,28 +210,27 @@ def product(
     words: Any,
     weight: Any,
     corrections: Any,
-    points: Any,
-    totals: Any,
-    factors: Any,
+    floats: Sequence[Any],
     rows: Any,
+    *,
     window: Window,
     unit: Unit,
 ) -> Any:
-    """The product in float32: ``(sums - corrections - points * totals) * factors``,
-    rows by columns.
+    """``sums - corrections`` in int32, or ``(sums - corrections - points * totals) * factors``.
+
+    Rows by columns, flat; the second is float32.
 
     Args:
         words: what `arranged` gives, flat.
         weight: what `packed` gives, flat.
         corrections: the zero point of `words` times each column's total.
-        points: each column's zero point.
-        totals: what `row_totals` gives.
-        factors: each column's scale times that of `words`.
+        floats: for float32: each column's zero point, what `row_totals` gives, and each column's
+            scale times that of `words`.
         rows: how many rows there are.
         window: where their parts are.
         unit: the instruction.
     """
-    columns = int(factors.shape[0])
+    columns = int(corrections.shape[0])
     lanes = unit.lanes
     height = unit.rows if not isinstance(rows, int) else min(unit.rows, rows)
     tiles = tirx.floordiv(number(rows) + (height - 1), number(height))
@@ -239,7 +238,19 @@ def product(
     panel_words = window.taps[0] * window.taps[1] * window.words * unit.columns
 
     def tile(ins: Sequence[Any], out: Any, panel: Any, first: Any, halves: int, rest: int) -> None:
-        x, w, corrections, points, totals, factors = ins
+        x, w, corrections, *floats = ins
+
+        def result(sums: Any, row: Any, place: Any, count: int) -> Any:
+            """What the sums of one row at one place, or at a vector of them, become."""
+            value = sums - corrections[place]
+            if not floats:
+                return value
+            points, totals, factors = floats
+            whole = totals[row] if count == 1 else tirx.Broadcast(totals[row], count)
+            value = value - points[place] * whole
+            kind = "float32" if count == 1 else f"float32x{count}"
+            return tirx.Cast(kind, value) * factors[place]
+
         bases = [_local(INDEX, 1) for _ in range(height)]
         for u, base in enumerate(bases):
             base[0] = window.base(tirx.min(first + u, number(rows) - 1))
@@ -266,16 +277,12 @@ def product(
             row = tirx.min(first + u, number(rows) - 1)
             for h in range(halves):
                 column = panel * unit.columns + h * lanes
-                here = _ramp(column, lanes)
                 if rest and h == halves - 1:
                     with T.serial(0, rest) as j:
                         place = column + _wide(j)
-                        value = sums[u][h][j] - corrections[place] - points[place] * totals[row]
-                        out[row * columns + place] = tirx.Cast("float32", value) * factors[place]
+                        out[row * columns + place] = result(sums[u][h][j], row, place, 1)
                     continue
-                whole = tirx.Broadcast(totals[row], lanes)
-                value = sums[u][h][_ramp(0, lanes)] - corrections[here] - points[here] * whole
-                value = tirx.Cast(f"float32x{lanes}", value) * factors[here]
+                value = result(sums[u][h][_ramp(0, lanes)], row, _ramp(column, lanes), lanes)
                 out[_ramp(row * columns + column, lanes)] = value
 
     def body(*buffers: Any) -> None:
@@ -295,8 +302,9 @@ def product(
             if left:
                 rows_of(number(full), -(-left // lanes), left % lanes)
 
-    operands = [words, weight, corrections, points, totals, factors]
-    return _statements("integer_product", body, operands, (rows * columns,), "float32")
+    operands = [words, weight, corrections, *floats]
+    kind = "float32" if floats else "int32"
+    return _statements("integer_product", body, operands, (rows * columns,), kind)
 
 
 def _statements(name: str, body: Any, ins: Sequence[Any], shape: Sequence[Any], kind: str) -> Any:

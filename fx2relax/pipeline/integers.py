@@ -34,6 +34,7 @@ _op = relax.op
 _LONGEST = 1 << 15
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 _OPAQUE = {"tirx.is_scheduled": True, "op_pattern": 8}
+_SUMS = ("relax.matmul", "relax.nn.conv2d")
 _PASSES = ("relax.reshape", "relax.permute_dims")
 
 
@@ -58,11 +59,15 @@ def use_integers(mod: Any, target: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Quantised:
-    """Integers, and the scale and zero point that make floats of them."""
+    """Integers, and the scale and zero point that make floats of them; no scale for integers."""
 
     values: Any
     scale: Any
     point: Any
+
+
+def _plain(values: Any) -> _Quantised:
+    return _Quantised(values, None, relax.const(0, "int32"))
 
 
 @mutator
@@ -76,7 +81,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
     def rewrite(self, name: Any, func: Any) -> None:
         """One function."""
         self.flow = Flow(func)
-        if any(name_of(v) == "relax.dequantize" for v in self.flow.values.values()):
+        if any(name_of(v) in _SUMS for v in self.flow.values.values()):
             self.builder_.update_func(name, self.visit_expr(func))
 
     def visit_call_(self, call: Any) -> Any:
@@ -84,6 +89,8 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         made = None
         if name_of(call) == "relax.matmul" and dtype_of(call) == "float32":
             made = self.matrix(call)
+        elif name_of(call) == "relax.matmul" and dtype_of(call) == "int32":
+            made = self.matrix(call, whole=True)
         elif name_of(call) == "relax.nn.conv2d" and dtype_of(call) == "float32":
             made = self.convolution(call)
         if made is None:
@@ -91,11 +98,11 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         self.found = True
         return made
 
-    def matrix(self, call: Any) -> Any:
-        """``x @ w.T``; `x` may have any number of axes."""
+    def matrix(self, call: Any, whole: bool = False) -> Any:
+        """``x @ w.T``, of floats or of `whole` numbers; `x` may have any number of axes."""
         left, right = call.args
-        x = self.activation(left)
-        w = self.weight(right, turned=True)
+        x = self.bytes(left, tuple(_LIMITS)) if whole else self.activation(left)
+        w = self.weight(right, turned=True, whole=whole)
         sizes = sizes_of(left)
         if x is None or w is None or sizes is None or not isinstance(sizes[-1], int):
             return None
@@ -146,9 +153,9 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
     def product(
         self, x: _Quantised, w: _Quantised, window: Window, rows: Any, depth: int, pads: list[int]
     ) -> Any:
-        """Rows by outputs in float32, flat."""
+        """Rows by outputs, flat: float32, or int32 where there is no scale."""
         outputs = (sizes_of(w.values) or [0])[0]
-        fill = const_number(x.point)
+        fill = const_number(x.point) if x.scale is not None else 0
         words = self.kernel(arranged, x.values, pads, int(fill or 0), hint="arrange_bytes")
         weight = self.kernel(
             packed, w.values, self.unit.columns, hint="pack_bytes", attrs={PACKS: 1}
@@ -157,20 +164,19 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         summed = self.kernel(totals, w.values, hint="weight_totals", attrs={PACKS: 1})
         shifted = 128 if dtype_of(x.values) == "int8" else 0
         zero = self.emit(_op.add(x.point, relax.const(shifted, "int32")))
-        # Totals of a column's weights less its zero points would need the depth as well.
         corrections = self.emit(_op.multiply(summed, zero))
+        multiply = functools.partial(product, window=window, unit=self.unit)
+        named = {"hint": "integer_product", "attrs": _OPAQUE}
+        if x.scale is None:
+            return self.kernel(multiply, words, weight, corrections, [], rows, **named)
         points = self.emit(_op.broadcast_to(w.point, [outputs]))
         factors = self.emit(_op.multiply(w.scale, x.scale))
         factors = self.emit(_op.broadcast_to(factors, [outputs]))
         zero = self.emit(_op.reshape(zero, [1]))
         counted = functools.partial(row_totals, window=window, depth=depth)
         rest = self.kernel(counted, words, points, zero, rows, hint="row_totals", attrs=_OPAQUE)
-        return self.kernel(
-            functools.partial(product, window=window, unit=self.unit),
-            *(words, weight, corrections, points, rest, factors, rows),
-            hint="integer_product",
-            attrs=_OPAQUE,
-        )
+        floats = [points, rest, factors]
+        return self.kernel(multiply, words, weight, corrections, floats, rows, **named)
 
     def flat(self, x: Any) -> Any:
         sizes = sizes_of(x) or []
@@ -214,8 +220,15 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
             constant = self.emit(_op.astype(self.visit_expr(point), "int32"))
         return _Quantised(moved, self.visit_expr(scale), constant)
 
-    def weight(self, x: Any, turned: bool) -> _Quantised | None:
+    def bytes(self, x: Any, kinds: tuple[str, ...]) -> _Quantised | None:
+        """A tensor of bytes as it is."""
+        known = isinstance(x, relax.Var) and dtype_of(x) in kinds
+        return _plain(self.visit_expr(x)) if known else None
+
+    def weight(self, x: Any, turned: bool, whole: bool = False) -> _Quantised | None:
         """What a weight of signed bytes was dequantised from, by a scale for each output."""
+        if x not in self.flow.weights:
+            return None
         value = self.value(x)
         if turned:
             rank = len(sizes_of(x) or ())
@@ -223,6 +236,9 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
                 return None
             if [int(a) for a in value.attrs.axes or (1, 0)] != [1, 0]:
                 return None
+            if whole:
+                known = _known(sizes_of(value) or [None])
+                return self.bytes(value.args[0], ("int8",)) if known else None
             value = self.value(value.args[0])
         if name_of(value) != "relax.dequantize" or dtype_of(value) != "float32":
             return None
