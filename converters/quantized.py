@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import fx2relax.quantized  # registers torch.ops.quantized_decomposed
 from fx2relax import dtypes
 from fx2relax.compat import const_number
 
@@ -120,9 +119,7 @@ def dequantize_per_channel(
         wide = _promoted(kinds[0], kinds[2])
     plain = _small(input) and wide in (torch.int32, torch.int64) and wanted == "float32"
     if plain and channels and _dtype(scales) == "float32":
-        return op.dequantize(
-            input, emit(scales), emit(cast(zero_points, "int32")), axis, "float32"
-        )
+        return op.dequantize(input, emit(scales), emit(cast(zero_points, "int32")), axis, "float32")
     lined = [count, *[1] * (ndim(input) - axis - 1)]
     points = zero_points if ndim(zero_points) == 0 else reshape(zero_points, lined)
     difference = _step(tirx.Sub, input, points, dtypes.to_tvm(wide))
@@ -134,9 +131,7 @@ def _quantize(
     input: Any, inverse: Any, zero_point: Any, quant_min: Any, quant_max: Any, kind: Any
 ) -> Any:
     _checked(kind, quant_min, quant_max)
-    low, high, offset = (
-        emit(cast(_one(v), "float32")) for v in (quant_min, quant_max, zero_point)
-    )
+    low, high, offset = (emit(cast(_one(v), "float32")) for v in (quant_min, quant_max, zero_point))
 
     def body(x: Any, inverse: Any, offset: Any, low: Any, high: Any) -> Any:
         return nan_min(nan_max(tirx.nearbyint(x * inverse) + offset, low), high)

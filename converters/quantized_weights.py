@@ -23,7 +23,7 @@ from .common import (
     te_call,
     tirx,
 )
-from .opaque import T, local, loops, opaque, wide
+from .opaque import is_large, local, loops, opaque, wide
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def weight_int4pack_mm_for_cpu(self: Any, mat2: Any, qGroupSize: Any, qScaleAndZ
         blocks = order.blocks(columns)
         whole = [b for b in blocks if b[2]] if order.halves else []
         if whole:
-            with loops([len(whole)], parallel=0) as (n,):
+            with loops([len(whole)], parallel=0 if is_large(depth * columns) else None) as (n,):
                 first = n * order.block
                 _int4_block(
                     (x, weight, scales, outs[0]), rows, sizes, first, (order.block, True), height

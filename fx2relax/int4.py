@@ -56,7 +56,7 @@ def _packed_numbers() -> list[int]:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(part.contiguous(), 1)
         packed = packed.flatten().to(torch.int64)
         numbers += torch.stack([packed & 15, packed >> 4], 1).flatten() << shift
-    return numbers.tolist()  # type: ignore[no-any-return]
+    return numbers.tolist()
 
 
 def _expected(found: Layout) -> list[int]:

@@ -16,8 +16,9 @@ def weight_names(graph_module: torch.fx.GraphModule) -> list[tuple[str, str] | N
     """For each input of the ATen graph its ``state_dict`` name and kind; None for a user's input.
 
     Those are Dynamo's placeholders, but that AOTAutograd takes a tensor of a subclass apart: a
-    quantised weight is integers and scales, whose names begin with that of the weight. A tensor is a weight if Dynamo marked its address as static: parameters and buffers of the
-    modules that the compiled function reaches.
+    quantised weight is integers and scales, whose names begin with that of the weight. A tensor
+    is a weight if Dynamo marked its address as static: parameters and buffers of the modules that
+    the compiled function reaches.
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     return [name for node in placeholders for name in _names(node)]

@@ -69,9 +69,7 @@ def _quantize_per_channel_group(
     if size is None:
         return NotImplemented
     groups = x.reshape(-1, size)
-    torch.ops.aten._assert_async.msg(
-        ~torch.isnan(groups).any(), "to_quant must not contain NaNs"
-    )
+    torch.ops.aten._assert_async.msg(~torch.isnan(groups).any(), "to_quant must not contain NaNs")
     scaled = groups.mul(1.0 / scales.reshape(-1, 1)).add(zero_points.reshape(-1, 1))
     return scaled.round().clamp(quant_min, quant_max).to(dtype).reshape(x.shape)
 

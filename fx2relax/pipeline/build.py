@@ -68,7 +68,7 @@ def lower(
     if is_cuda(target):
         return lower_for_cuda(mod, target, lift_weights)
     with target:
-        mod = use_byte_weights(use_integers(mod, target))
+        mod = use_byte_weights(use_integers(mod, target), target)
         if lift_weights:
             mod = fold_scales(without_transforms(mod))
         if library != "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from tvm import te, tirx
 
 from fx2relax.compat import IRBuilder, T
 
+from .loops import worth
 from .nests import INDEX, number
 
 #: Elements that are multiplied at a time; a group of weights is a multiple of it.
@@ -26,6 +28,7 @@ def product(
     columns: int,
     depth: int,
     groups: int,
+    threads: int,
 ) -> Any:
     """``x @ ((weight - point) * scale).T`` in float32, flat.
 
@@ -37,6 +40,7 @@ def product(
         columns: how many rows the weight has.
         depth: how many elements a row has.
         groups: how many groups a row of the weight has, each with a scale and a point of its own.
+        threads: how many there are.
     """
     height = min(_ROWS, rows) if isinstance(rows, int) else _ROWS
     width = min(_COLUMNS, columns)
@@ -49,14 +53,16 @@ def product(
         for total in (t for part in sums for t in part):
             total[_ramp(0)] = _all(tirx.const(0.0, "float32"))
         each = depth // groups
-        with T.serial(number(0), number(groups)) as g:
-            with T.serial(number(0), number(each // LANES)) as part:
-                k = g * each + part * LANES
-                values = [_value(weight[_ramp(j[0] * depth + k)], by, j, g, groups) for j in right]
-                for i, along in zip(left, sums, strict=True):
-                    factor = x[_ramp(i[0] * depth + k)]
-                    for value, total in zip(values, along, strict=True):
-                        total[_ramp(0)] = total[_ramp(0)] + factor * value
+        with (
+            T.serial(number(0), number(groups)) as g,
+            T.serial(number(0), number(each // LANES)) as part,
+        ):
+            k = g * each + part * LANES
+            values = [_value(weight[_ramp(j[0] * depth + k)], by, j, g, groups) for j in right]
+            for i, along in zip(left, sums, strict=True):
+                factor = x[_ramp(i[0] * depth + k)]
+                for value, total in zip(values, along, strict=True):
+                    total[_ramp(0)] = total[_ramp(0)] + factor * value
         for i, along in zip(left, sums, strict=True):
             for j, total in zip(right, along, strict=True):
                 whole = _local("float32", 1)
@@ -70,12 +76,17 @@ def product(
                         whole[0] += x[i[0] * depth + k] * value
                 out[i[0] * columns + j[0]] = whole[0]
 
+    work = rows * columns * depth if isinstance(rows, int) else math.inf
+    shared = T.parallel if worth(work, threads) else T.serial
+
     def body(*buffers: Any) -> None:
         *given, out = buffers
         tiles = tirx.floordiv(number(rows) + (height - 1), number(height))
-        with T.parallel(number(0), number(-(-columns // width))) as column:
-            with T.serial(number(0), tiles) as row:
-                tile(given, out, row * height, column * width)
+        with (
+            shared(number(0), number(-(-columns // width))) as column,
+            T.serial(number(0), tiles) as row,
+        ):
+            tile(given, out, row * height, column * width)
 
     def statements(given: Any, made: Any) -> Any:
         with IRBuilder() as builder:

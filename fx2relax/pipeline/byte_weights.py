@@ -21,14 +21,15 @@ _OPAQUE = {"tirx.is_scheduled": True, "op_pattern": 8}
 _BYTES = ("int8", "uint8")
 
 
-def use_byte_weights(mod: Any) -> Any:
+def use_byte_weights(mod: Any, target: Any) -> Any:
     """Replace products of a matrix of floats and a weight that is made of bytes.
 
     Args:
         mod: Relax functions in high-level operators, weights right of ``num_input``; it is not
             changed.
+        target: the target.
     """
-    rewriter = _ByteWeights(mod)
+    rewriter = _ByteWeights(mod, int(target.attrs.get("num-cores", 0)) or 1)
     for name, func in list(mod.functions_items()):
         if isinstance(func, relax.Function):
             rewriter.rewrite(name, func)
@@ -51,9 +52,9 @@ class _Bytes:
 class _ByteWeights(PyExprMutator):  # type: ignore[misc]
     """Rewrites the products of a module's functions."""
 
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: Any, threads: int) -> None:
         super().__init__(mod)
-        self.found = False
+        self.threads, self.found = threads, False
 
     def rewrite(self, name: Any, func: Any) -> None:
         """One function."""
@@ -86,7 +87,8 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         rows = _count(sizes[:-1])
         by = [] if weight.scale is None else [self.flat(weight.scale), self.flat(weight.point)]
         flat = self.flat(self.visit_expr(x))
-        kernel = functools.partial(product, columns=columns, depth=depth, groups=weight.groups)
+        numbers: dict[str, Any] = {"columns": columns, "depth": depth, "groups": weight.groups}
+        kernel = functools.partial(product, **numbers, threads=self.threads)
         made = self.builder_.call_te(
             kernel,
             *(flat, self.flat(weight.values), by, rows),

@@ -7,6 +7,7 @@ point), four of one row to a word; those of the weight are signed, four of one c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tvm import te, tirx
 
 from fx2relax.compat import IRBuilder, T
 
+from .loops import worth
 from .nests import INDEX, number
 
 BYTES = 4
@@ -28,10 +30,11 @@ _INTRINSIC = "llvm.x86.avx512.vpdpbusd."
 
 @dataclass(frozen=True)
 class Unit:
-    """The instruction's width in words, and how many rows of a tile the registers hold."""
+    """The instruction's width in words, how many rows of a tile the registers hold, threads."""
 
     lanes: int
     rows: int
+    threads: int
 
     @property
     def columns(self) -> int:
@@ -50,14 +53,15 @@ class Unit:
 def unit_of(target: Any) -> Unit | None:
     """The target's instruction for integer products; None where it has none."""
     export = target.export()
+    threads = int(target.attrs.get("num-cores", 0)) or 1
     if str(export.get("mtriple", "")).startswith(("aarch64", "arm64")):
         return None
     cpu = str(export.get("mcpu", ""))
     plain = tvm.target.Target({"kind": "llvm", **({"mcpu": cpu} if cpu else {})})
     has = tvm.target.codegen.target_has_features
     if has("avx512vnni", plain) and has("avx512bw", plain):
-        return Unit(16, 12)
-    return Unit(8, 6) if has("avxvnni", plain) else None
+        return Unit(16, 12, threads)
+    return Unit(8, 6, threads) if has("avxvnni", plain) else None
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Window:
     taps: tuple[int, int]
     step: tuple[int, int]
     words: int
+
+    @property
+    def depth(self) -> int:
+        """How many words a row has."""
+        return self.taps[0] * self.taps[1] * self.words
 
     def base(self, row: Any) -> Any:
         """The first word of a row."""
@@ -170,7 +179,7 @@ def totals(weight: Any) -> Any:
     )
 
 
-def row_totals(words: Any, points: Any, zero: Any, rows: Any, window: Window, depth: int) -> Any:
+def row_totals(words: Any, points: Any, zero: Any, rows: Any, *, window: Window, depth: int) -> Any:
     """Each row's sum less its zero points, where a weight has zero points; else zeros.
 
     Args:
@@ -187,7 +196,7 @@ def row_totals(words: Any, points: Any, zero: Any, rows: Any, window: Window, de
         used[0] = 0
         with T.serial(0, int(points.shape[0])) as j:
             used[0] = used[0] | points[j]
-        with T.parallel(number(0), number(rows)) as r:
+        with T.serial(number(0), number(rows)) as r:
             out[r] = 0
             with T.If(used[0] != 0), T.Then():
                 base = window.base(r)
@@ -235,7 +244,7 @@ def product(
     height = unit.rows if not isinstance(rows, int) else min(unit.rows, rows)
     tiles = tirx.floordiv(number(rows) + (height - 1), number(height))
     tasks = tirx.floordiv(tiles + (_TILES - 1), number(_TILES))
-    panel_words = window.taps[0] * window.taps[1] * window.words * unit.columns
+    panel_words = window.depth * unit.columns
 
     def tile(ins: Sequence[Any], out: Any, panel: Any, first: Any, halves: int, rest: int) -> None:
         x, w, corrections, *floats = ins
@@ -285,22 +294,33 @@ def product(
                 value = result(sums[u][h][_ramp(0, lanes)], row, _ramp(column, lanes), lanes)
                 out[_ramp(row * columns + column, lanes)] = value
 
+    full, left = divmod(columns, unit.columns)
+    work = rows * columns * window.depth if isinstance(rows, int) else math.inf
+    shared = T.parallel if worth(work, unit.threads) else T.serial
+    # Where there are few rows the panels are shared by the threads, else the rows.
+    few = isinstance(rows, int) and rows <= height * _TILES
+
     def body(*buffers: Any) -> None:
         *ins, out = buffers
-        full, left = divmod(columns, unit.columns)
-        with T.parallel(number(0), tasks) as task:
 
-            def rows_of(panel: Any, halves: int, rest: int) -> None:
-                with T.serial(number(0), number(_TILES)) as t:
-                    first = (task * _TILES + t) * height
-                    with T.If(first < number(rows)), T.Then():
-                        tile(ins, out, panel, first, halves, rest)
+        def rows_of(task: Any, panel: Any, halves: int, rest: int) -> None:
+            with T.serial(number(0), number(_TILES)) as t:
+                first = (task * _TILES + t) * height
+                with T.If(first < number(rows)), T.Then():
+                    tile(ins, out, panel, first, halves, rest)
 
+        def panels(task: Any, kind: Any) -> None:
             if full:
-                with T.serial(number(0), number(full)) as panel:
-                    rows_of(panel, 2, 0)
+                with kind(number(0), number(full)) as panel:
+                    rows_of(task, panel, 2, 0)
             if left:
-                rows_of(number(full), -(-left // lanes), left % lanes)
+                rows_of(task, number(full), -(-left // lanes), left % lanes)
+
+        if few:
+            panels(number(0), shared)
+            return
+        with shared(number(0), tasks) as task:
+            panels(task, T.serial)
 
     operands = [words, weight, corrections, *floats]
     kind = "float32" if floats else "int32"

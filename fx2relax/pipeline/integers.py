@@ -166,7 +166,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         zero = self.emit(_op.add(x.point, relax.const(shifted, "int32")))
         corrections = self.emit(_op.multiply(summed, zero))
         multiply = functools.partial(product, window=window, unit=self.unit)
-        named = {"hint": "integer_product", "attrs": _OPAQUE}
+        named: dict[str, Any] = {"hint": "integer_product", "attrs": _OPAQUE}
         if x.scale is None:
             return self.kernel(multiply, words, weight, corrections, [], rows, **named)
         points = self.emit(_op.broadcast_to(w.point, [outputs]))
@@ -188,9 +188,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
     def kernel(
         self, function: Any, *args: Any, hint: str, attrs: dict[str, Any] | None = None
     ) -> Any:
-        call = self.builder_.call_te(
-            function, *args, primfunc_name_hint=hint, primfunc_attrs=attrs
-        )
+        call = self.builder_.call_te(function, *args, primfunc_name_hint=hint, primfunc_attrs=attrs)
         return self.emit(call)
 
     def activation(self, x: Any) -> _Quantised | None:
