@@ -13,6 +13,7 @@ import torch
 
 from fx2relax import dtypes
 from fx2relax.compat import const_number
+from fx2relax.quantized import operators as quantized
 
 from .casts import convert_element_type
 from .common import (
@@ -33,8 +34,6 @@ from .common import (
     tirx,
 )
 from .elementwise import elementwise, nan_max, nan_min
-
-quantized: Any = torch.ops.quantized_decomposed
 
 #: Integers that float32 holds exactly, and whose differences int32 holds.
 SMALL = ("int8", "uint8", "int16", "uint16")

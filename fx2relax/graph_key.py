@@ -209,6 +209,7 @@ def _fixed_facts() -> dict[str, Any]:
         "tvm": [tvm.__version__, tvm_ffi.__version__],
         "source": SOURCE,
         "cpu": cpu_features(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),  # which decide how weights are packed
     }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.ao.quantization.fx import _decomposed  # registers torch.ops.quantized_decomposed
 
-_ops: Any = torch.ops.quantized_decomposed
+#: PyTorch's operators on quantised tensors, which the import above registers.
+operators: Any = torch.ops.quantized_decomposed
 
 
 def _extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,14 +77,14 @@ def _quantize_per_channel_group(
 
 #: For `decompositions`; the rest of the namespace has converters.
 RULES: dict[Any, Callable[..., Any]] = {
-    _ops.choose_qparams.tensor: _choose_qparams,
-    _ops.choose_qparams_symmetric.tensor: _choose_qparams_symmetric,
-    _ops.choose_qparams_per_token_asymmetric.default: (
+    operators.choose_qparams.tensor: _choose_qparams,
+    operators.choose_qparams_symmetric.tensor: _choose_qparams_symmetric,
+    operators.choose_qparams_per_token_asymmetric.default: (
         _decomposed._choose_qparams_per_token_asymmetric_impl
     ),
-    _ops.quantize_per_channel.default: _decomposed.quantize_per_channel,
-    _ops.quantize_per_token.default: _decomposed.quantize_per_token,
-    _ops.dequantize_per_token.default: _decomposed.dequantize_per_token,
-    _ops.quantize_per_channel_group.default: _quantize_per_channel_group,
-    _ops.dequantize_per_channel_group.default: _decomposed.dequantize_per_channel_group,
+    operators.quantize_per_channel.default: _decomposed.quantize_per_channel,
+    operators.quantize_per_token.default: _decomposed.quantize_per_token,
+    operators.dequantize_per_token.default: _decomposed.dequantize_per_token,
+    operators.quantize_per_channel_group.default: _quantize_per_channel_group,
+    operators.dequantize_per_channel_group.default: _decomposed.dequantize_per_channel_group,
 }

@@ -63,6 +63,8 @@ LAYERS = [
             "linear_algebra",
             "least_squares",
             "chunked_losses",
+            "quantized",
+            "int4",
             "covariance",
             "strided",
             "traced",

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import fx2relax  # noqa: F401 - registers torch.ops.quantized_decomposed
+from fx2relax.quantized import operators as q
 from fx2relax.testing import assert_matches_eager
 
 INF, NAN = float("inf"), float("nan")
 EXACT = {"tol": (0.0, 0.0)}
 INTEGERS = [torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32]
-q = torch.ops.quantized_decomposed
 
 
 def bounds(dtype: torch.dtype) -> tuple[int, int]:

@@ -12,9 +12,9 @@ import fx2relax
 from fx2relax import pipeline
 from fx2relax.pipeline.integer_kernels import Unit, unit_of
 from fx2relax.pipeline.target import as_target
+from fx2relax.quantized import operators as q
 from fx2relax.testing import assert_matches_eager
 
-q = torch.ops.quantized_decomposed
 HAS_UNIT = unit_of(as_target(None)) is not None
 BYTES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
 
