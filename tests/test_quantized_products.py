@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -73,11 +75,15 @@ def data(dtype: torch.dtype, *sizes: int) -> Tensor:
     return torch.randint(low, high + 1, sizes, generator=make).to(dtype)
 
 
+def lowered(model: nn.Module, x: Tensor) -> Any:
+    """What a model becomes."""
+    mod = fx2relax.from_fx(torch.export.export(model, (x,)).module(), [x])
+    return pipeline.lower(mod, lift_weights=True)
+
+
 def kernels(model: nn.Module, x: Tensor) -> list[str]:
     """The names of the kernels that a model becomes."""
-    mod = fx2relax.from_fx(torch.export.export(model, (x,)).module(), [x])
-    lowered = pipeline.lower(mod, lift_weights=True)
-    return [name.name_hint for name in lowered.get_global_vars()]
+    return [name.name_hint for name in lowered(model, x).get_global_vars()]
 
 
 def check(model: nn.Module, x: Tensor) -> None:
@@ -236,9 +242,9 @@ class WeightOnly(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         w = self.weight
         if self.way == "cast":
-            return x @ w.t().to(torch.float32) * self.scale
+            return x @ w.t().to(x.dtype) * self.scale.to(x.dtype)
         if self.way == "turned":
-            return x @ w.to(torch.float32).t() * self.scale
+            return x @ w.to(x.dtype).t() * self.scale.to(x.dtype)
         if self.way == "channel":
             w = q.dequantize_per_channel(w, self.scale, self.points[:, 0], 0, -128, 127, torch.int8)
         else:
@@ -258,6 +264,27 @@ def test_weights_stay_bytes(way, lead):
     assert any("byte_product" in name for name in kernels(model, x))
     x.flatten()[3], x.flatten()[20] = float("nan"), float("inf")
     assert_matches_eager(model, x, tol=(0.0, 2e-6 * whole))
+
+
+@pytest.mark.parametrize("way", ["cast", "turned"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_stay_bytes_in_half_precision(way, dtype):
+    model, x = WeightOnly(way), torch.randn(5, 64).to(dtype)
+    bound = 2 * torch.finfo(dtype).eps
+    assert_matches_eager(model, x, tol=(bound, bound * model(x).abs().max().item()))
+    assert any("byte_product" in name for name in kernels(model, x))
+
+
+@pytest.mark.parametrize("way", ["cast", "turned", "channel", "groups"])
+def test_no_float_copy_of_the_weight_is_kept(way):
+    main = lowered(WeightOnly(way), torch.randn(5, 64))["main"]
+    held = main.params[int(main.attrs["num_input"]) :]
+    sizes = {
+        str(p.ty.dtype): [int(s) for s in p.ty.shape.values]
+        for p in held
+        if math.prod(int(s) for s in p.ty.shape.values) >= 24 * 64
+    }
+    assert list(sizes) == ["int8"]
 
 
 def test_weights_of_odd_sizes_stay_bytes():

@@ -18,6 +18,7 @@ from .flow import Flow, dtype_of, name_of, sizes_of
 
 _op = relax.op
 _OPAQUE = {"tirx.is_scheduled": True, "op_pattern": 8}
+_HALF = ("float16", "bfloat16")
 _BYTES = ("int8", "uint8")
 
 
@@ -78,15 +79,19 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         weight = self.turned(right)
         if weight is None or sizes is None or len(sizes) < 2 or 0 in sizes:
             return None
-        if dtype_of(x) != "float32":
-            return None
+        kind = dtype_of(x)
+        if kind != "float32" and (kind not in _HALF or weight.scale is not None):
+            return None  # bytes are exact in half precision, scaled ones are not
         columns, depth = sizes_of(weight.values) or (0, 0)
         each = depth // weight.groups
         if 0 in (columns, depth) or (weight.groups > 1 and each % LANES):
             return None
         rows = _count(sizes[:-1])
         by = [] if weight.scale is None else [self.flat(weight.scale), self.flat(weight.point)]
-        flat = self.flat(self.visit_expr(x))
+        wide = self.visit_expr(x)
+        flat = self.flat(
+            wide if kind == "float32" else self.builder_.emit(_op.astype(wide, "float32"))
+        )
         numbers: dict[str, Any] = {"columns": columns, "depth": depth, "groups": weight.groups}
         kernel = functools.partial(product, **numbers, threads=self.threads)
         made = self.builder_.call_te(
@@ -110,7 +115,7 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         return self.floats(value.args[0]) if _turns(value) else None
 
     def floats(self, x: Any) -> _Bytes | None:
-        """The bytes that floats were made of."""
+        """The bytes that floats, of whichever width, were made of."""
         value = self.value(x)
         name = name_of(value)
         if name == "relax.astype":
