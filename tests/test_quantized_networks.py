@@ -33,6 +33,7 @@ with warnings.catch_warnings():
         XNNPACKQuantizer,
         get_symmetric_quantization_config,
     )
+    from torchao.utils import unwrap_tensor_subclass
 
     transformers = pytest.importorskip("transformers")
     from transformers.pytorch_utils import Conv1D
@@ -210,6 +211,22 @@ def test_torchao_gpt2(name: str, count: int):
     check(got, want, others)
     stats = fx2relax.stats()
     assert stats["nodes_fallback"] == 0, stats["fallback_ops"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_torchao_gpt2_exported(name: str, tmp_path: Any):
+    """From its weights' parts; as they are, the weights are refused with the remedy."""
+    model, tokens = Logits(CONFIGS[name]), torch.arange(7)[None]
+    functions = {"forward": {"tokens": fx2relax.Tensor((1, 7), dtype=torch.int64)}}
+    with pytest.raises(fx2relax.ImportFailure, match="unwrap_tensor_subclass"):
+        fx2relax.export(model, functions)
+    want = model(tokens)
+    plain = unwrap_tensor_subclass(model)
+    fx2relax.export(plain, functions).save(tmp_path / "gpt2")
+    artifact = deploy.load(tmp_path / "gpt2")
+    got = torch.from_numpy(artifact.forward(tokens.numpy()).copy())
+    # A step of a quantised input more or less.
+    assert distance(got, want) <= (0.03 if name == "int8-dynamic" else 2e-6)
 
 
 @pytest.mark.parametrize("name", ["int4", "int8"])
