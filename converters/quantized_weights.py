@@ -27,7 +27,6 @@ from .opaque import is_large, local, loops, opaque, wide
 
 aten = torch.ops.aten
 
-_HALF = ("float16", "bfloat16")
 # Rows of `x` whose sums stay in registers, beside the weights of one column of a block.
 _ROWS = 4
 
