@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fx2relax.capture_inputs import Inputs
 from fx2relax.errors import Fx2RelaxError, ImportFailure, source_line
@@ -66,7 +67,11 @@ class GraphSource:
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
-    """Name -> (``"parameter"`` or ``"buffer"``, tensor), as in the ``state_dict``."""
+    """Name -> (``"parameter"`` or ``"buffer"``, tensor), as in the ``state_dict``.
+
+    Raises:
+        ImportFailure: a weight is made of several tensors.
+    """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     every: dict[str, torch.Tensor] = {**parameters, **buffers}
@@ -78,6 +83,12 @@ def named_weights(module: torch.nn.Module) -> dict[str, tuple[str, torch.Tensor]
         if tensor is None or id(tensor) in seen:
             continue
         seen.add(id(tensor))
+        if is_traceable_wrapper_subclass(tensor):
+            raise ImportFailure(
+                f"the weight {name} is a {type(tensor).__name__}, which is made of several "
+                "tensors: take the model's weights apart first, "
+                "torchao.utils.unwrap_tensor_subclass(model)"
+            )
         found[name] = ("parameter" if name in parameters else "buffer", tensor)
     return found
 

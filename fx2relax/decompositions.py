@@ -16,7 +16,7 @@ from torch._prims_common import (
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fx2relax import chunked_losses, linear_algebra, strided
+from fx2relax import chunked_losses, linear_algebra, quantized, strided
 from fx2relax.eager_kernels import asking
 from fx2relax.layouts import inverse
 from fx2relax.registry import lookup
@@ -223,6 +223,7 @@ def _encoder_layer(
 _OURS: dict[Any, Callable[..., Any]] = {
     **chunked_losses.rules(),
     **linear_algebra.RULES,
+    **quantized.RULES,
     aten.celu.default: _celu,
     aten.logit.default: _logit,
     aten.logit_backward.default: _logit_backward,

@@ -24,7 +24,9 @@ from fx2relax.params import InputSpec
 from fx2relax.routes import shipped
 
 Node = torch.fx.Node
-_OURS = frozenset({"aten", "prims", "prim", "fx2relax", "_quantized", "rngprims"})
+_OURS = frozenset(
+    {"aten", "prims", "prim", "fx2relax", "_quantized", "quantized_decomposed", "rngprims"}
+)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # What decides when a process compiles and where it stores programs, and nothing of what is in them.
 _STORE = frozenset(
@@ -219,6 +221,7 @@ def _fixed_facts() -> dict[str, Any]:
         "tvm": [tvm.__version__, tvm_ffi.__version__],
         "source": SOURCE,
         "cpu": cpu_features(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),  # which decide how weights are packed
     }
 
 

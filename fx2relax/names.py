@@ -7,18 +7,38 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PART = re.compile(r"\._(modules|parameters|buffers)\[['\"]([^'\"]+)['\"]\]|\.(\w+)|\[(\d+)\]")
 
 
 def weight_names(graph_module: torch.fx.GraphModule) -> list[tuple[str, str] | None]:
-    """For each placeholder its ``state_dict`` name and kind; None for a user's input.
+    """For each input of the ATen graph its ``state_dict`` name and kind; None for a user's input.
 
-    A tensor is a weight if Dynamo marked its address as static: parameters and buffers of the
-    modules that the compiled function reaches.
+    Those are Dynamo's placeholders, but that AOTAutograd takes a tensor of a subclass apart: a
+    quantised weight is integers and scales, whose names begin with that of the weight. A tensor
+    is a weight if Dynamo marked its address as static: parameters and buffers of the modules that
+    the compiled function reaches.
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-    return [_name(node) for node in placeholders]
+    return [name for node in placeholders for name in _names(node)]
+
+
+def _names(node: torch.fx.Node) -> list[tuple[str, str] | None]:
+    whole = _name(node)
+    parts = _parts(node.meta.get("example_value"))
+    return [None if whole is None else (whole[0] + part, whole[1]) for part in parts]
+
+
+def _parts(value: Any) -> list[str]:
+    """What follows a tensor's name in those of the tensors that it is made of."""
+    if not is_traceable_wrapper_subclass(value):
+        return [""]
+    return [
+        f".{name}{part}"
+        for name in value.__tensor_flatten__()[0]
+        for part in _parts(getattr(value, name))
+    ]
 
 
 def _name(node: torch.fx.Node) -> tuple[str, str] | None:

@@ -73,6 +73,8 @@ LAYERS = [
             "linear_algebra",
             "least_squares",
             "chunked_losses",
+            "quantized",
+            "int4",
             "covariance",
             "strided",
             "traced",

@@ -18,11 +18,13 @@ from ..calling import Calling
 from ..compat import RELEASE, const_int
 from ..runtime import native
 from .batch_norm import fold_scales
+from .byte_weights import use_byte_weights
 from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
 from .cuda import cuda_code, is_cuda, lower_for_cuda
 from .fuse import fuse
 from .given import give_results
+from .integers import use_integers
 from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
@@ -68,6 +70,7 @@ def lower(
     if is_cuda(target):
         return lower_for_cuda(mod, target, lift_weights)
     with target:
+        mod = use_byte_weights(use_integers(mod, target), target)
         if lift_weights:
             mod = fold_scales(without_transforms(mod))
         if library == "torch":
