@@ -24,6 +24,7 @@ from fx2relax import (
     ahead,
     decompositions,
     kept,
+    logs,
     never_slower,
     programs,
     registry,
@@ -56,6 +57,7 @@ log = logging.getLogger("fx2relax")
 # Dynamo leaves recurrent modules to eager unless it is told that the backend takes them.
 torch._dynamo.config.allow_rnn = True
 traced.install()
+logs.install()
 
 
 def relax(
@@ -277,6 +279,17 @@ class _Compiler:
         seconds = time.perf_counter() - start
         _count(built.imported, built.census, seconds)
         stages.note("compiled", seconds=seconds, alternatives=alternatives)
+        log.info(
+            "%s graph: %d nodes, of which %d run in PyTorch; "
+            "%d kernels, %d library calls; %.2f s%s",
+            phase,
+            built.imported.nodes,
+            sum(not call.library for call in built.imported.torch_calls.values()),
+            built.census["tir_kernels"],
+            built.census["library_calls"],
+            seconds,
+            "" if built.imported.mod is not None else ", found compiled",
+        )
         return call
 
     def _may_time(self) -> bool:

@@ -202,6 +202,7 @@ def _draft(
             output_strides=True,
             halves=True,
         )
+    stages.note("drafted", imported=imported)
     if not stored:
         return Draft(imported, None)
     try:
@@ -233,6 +234,7 @@ def find(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], where: Place) 
     if store is None:
         return None
     found = _restored(store, key, graph, specs)
+    stages.note("cache", event="missed" if found is None else "found", key=key)
     if found is None:
         report.counters.cache_misses += 1
     else:
@@ -285,6 +287,7 @@ def _stored(
         disk.warn_unusable(error)
         return None
     store.put(key, cache.Entry(library, said, about))
+    stages.note("cache", event="stored", key=key)
     return executable
 
 

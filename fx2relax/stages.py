@@ -28,6 +28,9 @@ class Wrapper(Observer, Protocol):
         """What is called in the place of `call`, a function of a tuple of arguments."""
 
 
+#: Told of everything, always; they do not count as looking on.
+listeners: list[Observer] = []
+
 # Context variables reach the thread that compiles in the background.
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("fx2relax_observers", default=())
 
@@ -49,7 +52,7 @@ def are_observed() -> bool:
 
 def note(stage: str, **what: Any) -> None:
     """Tell of a stage."""
-    for observer in _observers.get():
+    for observer in (*listeners, *_observers.get()):
         observer.note(stage, what)
 
 

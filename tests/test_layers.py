@@ -90,6 +90,7 @@ LAYERS = [
             "options",
             "size_terms",
             "spec",
+            "logs",
             "provenance",
             "stages",
             "compat",

@@ -1,0 +1,96 @@
+"""TORCH_LOGS and TORCH_TRACE show what was compiled, and nothing is shown unasked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from fx2relax import logs
+
+SCRIPT = """
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+    fast = torch.compile(net, backend="relax")
+    with torch.no_grad():
+        fast(torch.randn(3, 8))
+"""
+
+
+def _said(tmp_path: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
+        env={
+            **os.environ,
+            "FX2RELAX_CACHE": "1",
+            "FX2RELAX_CACHE_DIR": str(tmp_path),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_nothing_is_shown_unasked(tmp_path: Path) -> None:
+    assert _said(tmp_path) == ""
+
+
+def test_a_line_for_each_graph(tmp_path: Path) -> None:
+    said = _said(tmp_path, TORCH_LOGS="fx2relax")
+    assert "inference graph: 4 nodes, of which 0 run in PyTorch" in said
+    assert "found compiled" not in said
+    assert "T.prim_func" not in said
+    assert "found compiled" in _said(tmp_path, TORCH_LOGS="fx2relax")
+
+
+@pytest.mark.parametrize(
+    ("artifact", "text"),
+    [
+        ("relax_ir", "R.nn.gelu("),
+        ("fusion", "fused_add_gelu: add, gelu"),
+        ("tir", "# softmax\n"),
+        ("kernels", "= fx2relax.library.rows_nt"),
+        ("library", "1 x library.rows_nt"),
+        ("cache", "stored: "),
+    ],
+)
+def test_an_artifact_alone(artifact: str, text: str, tmp_path: Path) -> None:
+    assert artifact in logs.ARTIFACTS
+    said = _said(tmp_path, TORCH_LOGS=f"+fx2relax.logs.{artifact}")
+    assert text in said
+    others = [name for name in logs.ARTIFACTS if name != artifact]
+    assert not [name for name in others if f"[__{name}]" in said]
+
+
+def test_all_of_them(tmp_path: Path) -> None:
+    said = _said(tmp_path, TORCH_LOGS="+fx2relax")
+    for text in ("R.nn.gelu(", "# softmax\n", "1 x library.rows_nt", "missed: "):
+        assert text in said
+
+
+def test_the_structured_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    _said(tmp_path, TORCH_TRACE=str(folder))
+    trace = "".join(path.read_text(encoding="utf-8") for path in folder.iterdir())
+    for name in ("fx2relax_relax_ir", "fx2relax_tir", "fx2relax_cache"):
+        assert name in trace
+    assert "R.nn.gelu(" in trace
+
+
+def test_as_switched_at_run_time(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    with caplog.at_level(logging.DEBUG, logger="fx2relax.logs.relax_ir"):
+        torch.compile(lambda x: x.sin() + 1, backend="relax")(torch.randn(3))
+    (record,) = [r for r in caplog.records if r.name == "fx2relax.logs.relax_ir"]
+    assert "R.sin(" in record.getMessage()
+    torch._dynamo.reset()
