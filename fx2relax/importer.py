@@ -42,11 +42,11 @@ from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.printing import Prints
 from fx2relax.promotion import promoted
-from fx2relax.provenance import named_after_nodes
 from fx2relax.registry import Converter
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
 from fx2relax.storages import Storages, is_strided, logical
+from fx2relax.told import tell
 from fx2relax.torch_calls import TorchCalls
 
 Node = torch.fx.Node
@@ -126,7 +126,7 @@ class Importer:
             raise UnsupportedOpError(missing_ops(self.declined))
         mod = self.builder.get()
         if stages.are_observed() and not self.nested:
-            mod = self._told(mod, nodes)
+            mod = tell(self, mod, nodes)
         return Imported(
             mod=mod,
             name=self.name,
@@ -139,27 +139,6 @@ class Importer:
             nodes=self.nodes,
             converted=self.converted,
         )
-
-    def _told(self, mod: Any, nodes: Sequence[Node]) -> Any:
-        """The module with variables named after their nodes, for whoever looks on."""
-        made = []
-        for node in nodes:
-            if node.op == "call_function" and node.target is not operator.getitem:
-                leaves = pytree.tree_leaves(self.env.get(node))
-                parts = [p for x in leaves for p in (x.held if isinstance(x, Complex) else [x])]
-                made.append((node.name, parts))
-        mod, origins, results = named_after_nodes(mod, self.name, made)
-        stages.note(
-            "imported",
-            mod=mod,
-            name=self.name,
-            origins=origins,
-            results=results,
-            graph=self.graph_module,
-            torch_calls=self.calls.made,
-            declined=[(node.name, reason) for node, reason in self.declined],
-        )
-        return mod
 
     # -- before the walk ---------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ LAYERS = [
             "params",
             "scalars",
             "storages",
+            "told",
         },
         {"effects"},
     ],
