@@ -26,6 +26,7 @@ class Alternatives:
         self._current = next(iter(self._programs.values()))
         self._missing = missing
         self._asked = False
+        self._adopt()
 
     @property
     def names(self) -> list[str]:
@@ -43,17 +44,20 @@ class Alternatives:
         The one that is missing is begun when this is asked for the second time: what runs once is
         not worth it.
         """
-        if self._missing is None:
-            return True
-        name, job = self._missing
-        if self._asked:
-            job.start()
+        if self._missing is not None and self._asked:
+            self._missing[1].start()
         self._asked = True
-        if not job.done:
-            return False
-        if job.result is not None:
-            self._programs[name] = job.result
-        self._missing = None
+        return self._adopt()
+
+    def _adopt(self) -> bool:
+        """Take the one that was missing if it is made; whether none is missing now."""
+        if self._missing is not None:
+            name, job = self._missing
+            if not job.done:
+                return False
+            if job.result is not None:
+                self._programs[name] = job.result
+            self._missing = None
         return True
 
     def use(self, name: str) -> None:

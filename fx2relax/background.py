@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fx2relax import stages
+from fx2relax.switches import is_on
 
 log = logging.getLogger("fx2relax")
 
@@ -133,11 +134,7 @@ if hasattr(os, "register_at_fork"):
 
 def enabled() -> bool:
     """Whether there is a thread: unless FX2RELAX_BACKGROUND=0 forbids it, or someone looks on."""
-    return not stages.are_observed() and os.environ.get("FX2RELAX_BACKGROUND", "1").lower() not in (
-        "0",
-        "off",
-        "false",
-    )
+    return is_on("FX2RELAX_BACKGROUND") and not stages.are_observed()
 
 
 def checkpoint() -> None:

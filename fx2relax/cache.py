@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fx2relax import disk
+from fx2relax.switches import is_on
 
 log = logging.getLogger("fx2relax")
 _MAGIC = b"fx2relax program 1\n"
@@ -45,7 +46,7 @@ class Entry:
 
 def enabled(option: bool) -> bool:
     """Whether programs are stored: unless the option or FX2RELAX_CACHE=0 forbids it."""
-    return option and os.environ.get("FX2RELAX_CACHE", "1").lower() not in ("0", "off", "false")
+    return option and is_on("FX2RELAX_CACHE")
 
 
 def folder() -> Path:

@@ -12,7 +12,7 @@ import torch
 
 from fx2relax import never_slower, stages
 from fx2relax.explaining.build import graph_report, sites_of
-from fx2relax.explaining.calls import caller
+from fx2relax.explaining.calls import compiled_call
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Node
 from fx2relax.lockstep import Lockstep
@@ -149,10 +149,7 @@ def check(
     Raises:
         what calling the model raises.
     """
-    torch._dynamo.reset()
-    settings = {**(options or {}), "cache": False}
-    compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
-    call = caller(compiled, model, inputs, dict(kwargs or {}), grad)
+    call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)
     checker = _Checker(tolerance)
     with stages.observed(checker):
         for turn in range(_CALLS):
@@ -199,7 +196,7 @@ class _Checker(Recorder):
         groups = [site.nodes for site in sites]
         symbols = [site.symbol for site in sites]
         lockstep = Lockstep(notes.graph, symbols, names, groups, self.tolerance)
-        made = lockstep.run(variant.program.machine, call, arguments)
+        made = lockstep.run(variant.program, call, arguments)
         if lockstep.failure is not None:
             raise lockstep.failure
         self.programs += 1

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +99,13 @@ def _read(entry: Item, files: dict[Path, os.stat_result]) -> Item:
     except (OSError, ValueError) as error:
         about, problem = {}, str(error)
     made = about.pop("made", None)
-    return Item(
-        kind=entry.kind,
-        name=entry.name,
-        bytes=entry.bytes,
+    return replace(
+        entry,
         made=made if isinstance(made, (int, float)) else entry.used,
-        used=entry.used,
         hits=counted.st_size if counted is not None else 0,
         about=about,
         fastest=_fastest(path.with_name(entry.name + cache.NOTES)),
         problem=problem,
-        files=entry.files,
     )
 
 

@@ -87,18 +87,15 @@ class Lockstep:
         self.compared = 0
         self.failure: Exception | None = None
 
-    def run(self, machine: Any, call: Callable[[Sequence[Any]], Any], arguments: Any) -> Any:
-        """Call a program, and compare what its virtual machine tells of.
+    def run(self, program: Any, call: Callable[[Sequence[Any]], Any], arguments: Any) -> Any:
+        """Call a `Program`, by way of `call`, and compare what its virtual machine tells of.
 
         Returns:
             what the program returned, with PyTorch's values from the first kernel on.
         """
         self._begin(arguments)
-        machine.set_instrument(self._told)
-        try:
+        with program.watched(self._told):
             results = call(arguments)
-        finally:
-            machine.set_instrument(_ignore)
         self._compare_results(results)
         self._interpreter.env.clear()
         return results
@@ -276,7 +273,3 @@ def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
             seen.add(each)
             stack += each.all_input_nodes
     return seen
-
-
-def _ignore(*_: Any) -> int:
-    return 0

@@ -8,7 +8,6 @@ results that are returned are those of the compiled program until there is a ver
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,8 @@ import torch.fx
 from fx2relax import report
 from fx2relax.alternatives import Alternatives
 from fx2relax.cache import Store
-from fx2relax.torch_calls import draws_nothing, is_ordered, is_random
+from fx2relax.switches import is_on
+from fx2relax.torch_calls import is_ordered
 
 log = logging.getLogger("fx2relax")
 
@@ -45,8 +45,7 @@ Function = Callable[..., Any]
 
 def enabled(option: bool) -> bool:
     """Whether calls are timed: unless the option or FX2RELAX_NEVER_SLOWER=0 forbids it."""
-    switch = os.environ.get("FX2RELAX_NEVER_SLOWER", "1").lower()
-    return option and switch not in ("0", "off", "false")
+    return option and is_on("FX2RELAX_NEVER_SLOWER")
 
 
 def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
@@ -57,10 +56,7 @@ def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
         mutates: whether its caller writes to inputs once it has run.
     """
     return not mutates and not any(
-        node.op == "call_function"
-        and is_ordered(node.target)
-        and not (is_random(node.target) and draws_nothing(node))
-        for node in graph.graph.nodes
+        node.op == "call_function" and is_ordered(node) for node in graph.graph.nodes
     )
 
 
@@ -105,7 +101,6 @@ class Contest:
         self._program, self._eager = program, eager
         self._nodes, self._verdicts = nodes, verdicts
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
-        self._several = False
         self._lock = threading.Lock()
         self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
         self._fastest: dict[tuple[int, ...], str] = {}
@@ -123,8 +118,7 @@ class Contest:
             return self._undecided(sizes, arguments)
         if fastest == EAGER:
             return self._in_eager(*arguments)
-        if self._several:
-            self._alternatives.use(fastest)
+        self._alternatives.use(fastest)
         return self._program(*arguments)
 
     @property
@@ -148,7 +142,6 @@ class Contest:
     def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
         known = self._verdicts.known.get(str(sizes))
         if known is not None and known in (EAGER, *self._alternatives.names):
-            self._several = len(self._alternatives.names) > 1
             self._decide(sizes, known)
             return self(*arguments)
         if len(self._fastest) >= SIZES:
@@ -161,7 +154,6 @@ class Contest:
         try:
             if not self._alternatives.complete():
                 return self._program(*arguments)
-            self._several = len(self._alternatives.names) > 1
             return self._timed(sizes, arguments)
         finally:
             self._lock.release()

@@ -40,8 +40,6 @@ class Built:
         executable: what a `relax.VirtualMachine` runs.
         calling: how its function is called.
         census: how many kernels and library calls it has, see `pipeline.census`.
-        store: where it is kept, if it is.
-        key: by which.
         draft: what it was compiled from; None where it was found compiled.
     """
 
@@ -49,8 +47,6 @@ class Built:
     executable: Any
     calling: Calling
     census: dict[str, int]
-    store: cache.Store | None = None
-    key: str = ""
     draft: Draft | None = None
 
 
@@ -120,14 +116,14 @@ class Draft:
             }
             executable = _stored(store, key, said, about, linked)
             if executable is not None:
-                return Built(imported, executable, calling, census, store, key, self)
+                return Built(imported, executable, calling, census, self)
         if objects.held(ready):  # objects of the user's are linked, and only a library is
             library_code = linked()
             assert library_code is not None
-            return Built(imported, load(library_code), calling, census, draft=self)
+            return Built(imported, load(library_code), calling, census, self)
         with stages.timed("compile kernels"):
             executable = pipeline.machine_code(ready, checked=checked)
-        return Built(imported, executable, calling, census, draft=self)
+        return Built(imported, executable, calling, census, self)
 
 
 Place = tuple[cache.Store | None, str]
@@ -255,9 +251,7 @@ def _restored(
         imported = restore(entry.said["imported"], graph, specs)
         calling = Calling.read(entry.said["calling"])
         share_threads()
-        return Built(
-            imported, _loaded(entry.library), calling, dict(entry.said["census"]), store, key
-        )
+        return Built(imported, _loaded(entry.library), calling, dict(entry.said["census"]))
     except OSError as error:  # a full disk is no fault of the program's
         disk.warn_unusable(error)
         return None

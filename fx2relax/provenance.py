@@ -44,7 +44,7 @@ def named_after_nodes(
                 results[var] = node, index
     owners: dict[Any, str] = {}
     waiting: list[Any] = []
-    for binding in _bindings(function):
+    for binding in bindings(function):
         waiting.append(binding.var)
         owner = ends.get(binding.var)
         if owner is not None:
@@ -133,8 +133,8 @@ class Trail:
         own = self._by_variable(imported, legal)
         groups = _grouped(legal[self.name], grouped, self.name, own)
         sites, waiting = [], list(groups)
-        left = Counter(_signature(b.value) for b in _bindings(ready[self.name]))
-        for binding in _bindings(final[self.name]):
+        left = Counter(_signature(b.value) for b in bindings(ready[self.name]))
+        for binding in bindings(final[self.name]):
             site = _site(binding)
             if site is None:
                 continue
@@ -156,7 +156,7 @@ class Trail:
 
     def _by_variable(self, before: Any, legal: Any) -> dict[Any, set[str]]:
         """For each variable that is left, the nodes whose work it has taken over."""
-        survivors = [b.var for b in _bindings(legal[self.name])]
+        survivors = [b.var for b in bindings(legal[self.name])]
         found: dict[Any, set[str]] = {}
         by_node: dict[str, list[Any]] = defaultdict(list)
         for var in survivors:
@@ -184,7 +184,7 @@ class Trail:
         leading = int(function.attrs["num_input"])
         varying = set(function.params[:leading])
         found: dict[str, bool] = {}
-        for binding in _bindings(function):
+        for binding in bindings(function):
             varies = any(v in varying for v in relax.analysis.free_vars(binding.value))
             if varies:
                 varying.add(binding.var)
@@ -196,7 +196,7 @@ class Trail:
     def _users(self, function: Any) -> dict[str, list[str]]:
         """For each node, the nodes that read what it makes, nearest first."""
         users: dict[str, list[str]] = {node: [] for node in self.place}
-        for binding in _bindings(function):
+        for binding in bindings(function):
             own = self.origins.get(binding.var.name)
             for var in relax.analysis.free_vars(binding.value):
                 source = self.origins.get(var.name)
@@ -207,14 +207,14 @@ class Trail:
     def _pass_on(self, function: Any, found: dict[Any, set[str]]) -> None:
         """Let what a pass has added (a transpose, a cast) be the work of who reads it."""
         readers: dict[Any, list[Any]] = defaultdict(list)
-        for binding in _bindings(function):
+        every = list(bindings(function))
+        for binding in every:
             for var in relax.analysis.free_vars(binding.value):
                 readers[var].append(binding.var)
-        bindings = list(_bindings(function))
         # What only the results read is the work of where it comes from.
         for ordered, near in (
-            (bindings[::-1], lambda b: readers[b.var]),
-            (bindings, lambda b: relax.analysis.free_vars(b.value)),
+            (every[::-1], lambda b: readers[b.var]),
+            (every, lambda b: relax.analysis.free_vars(b.value)),
         ):
             for binding in ordered:
                 known = [var for var in near(binding) if found.get(var)]
@@ -234,7 +234,8 @@ class _Made:
     value: str
 
 
-def _bindings(function: Any) -> Iterator[Any]:
+def bindings(function: Any) -> Iterator[Any]:
+    """The bindings of a Relax function's variables to values, in order."""
     body = function.body
     for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
         for binding in block.bindings:
@@ -247,13 +248,14 @@ def _signature(value: Any) -> Any:
     operator: Any = getattr(value, "op", None)
     name = str(getattr(operator, "name", ""))
     if name in ("relax.call_tir", "relax.call_dps_packed"):
-        return _callee_name(value.args[0]), _names(value.args[1].fields)
+        return symbol_of(value.args[0]), _names(value.args[1].fields)
     if name in ("relax.call_packed", "relax.call_pure_packed"):
-        return _callee_name(value.args[0]), _names(value.args[1:])
-    return (_callee_name(operator), _names(value.args)) if hasattr(value, "args") else None
+        return symbol_of(value.args[0]), _names(value.args[1:])
+    return (symbol_of(operator), _names(value.args)) if hasattr(value, "args") else None
 
 
-def _callee_name(target: Any) -> str:
+def symbol_of(target: Any) -> str:
+    """The name of a kernel or of a packed function; empty for all else."""
     return str(getattr(target, "name_hint", "") or getattr(target, "global_symbol", ""))
 
 
@@ -283,12 +285,12 @@ def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> l
     """The variables of the function after grouping, in order."""
     known: dict[Any, list[Any]] = defaultdict(list)
     numbers: dict[Any, Any] = {}
-    for binding in _bindings(legal):
+    for binding in bindings(legal):
         known[_key(binding.value, numbers)].append(binding.var)
         numbers[binding.var] = binding.var.name
     found = []
     standing: dict[Any, Any] = {v: v.name for v in grouped[name].params}
-    for binding in _bindings(grouped[name]):
+    for binding in bindings(grouped[name]):
         value = binding.value
         callee = _callee(value, grouped)
         if callee is None:
@@ -300,7 +302,7 @@ def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> l
         inner = {p: _key(a, standing) for p, a in zip(callee.params, value.args, strict=True)}
         nodes = set()
         last = None
-        for step in _bindings(callee):
+        for step in bindings(callee):
             twin = _twin(known, _key(step.value, inner))
             if twin is not None:
                 nodes |= own.get(twin, set())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,8 +13,6 @@ from fx2relax.alternatives import Alternatives, Call
 from fx2relax.never_slower import Verdicts
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
-
-log = logging.getLogger("fx2relax")
 
 #: The programs' names, as verdicts are stored under; also what `pipeline.lower` calls them.
 LIBRARY, GENERATED = "torch", "generated"
@@ -64,25 +61,20 @@ def enter(
         if kept is not None:
             return Entered(kept, Alternatives({GENERATED: callable_of(kept)}), verdicts)
     first = programs.build(graph, specs, usual, place)
-    draft, first.draft = first.draft, None
     ways = {LIBRARY: callable_of(first)}
     calls = first.census["library_calls"]
     if not open_to_both or not calls or known not in (None, GENERATED):
         return Entered(first, Alternatives(ways), verdicts)
-    second = programs.another(graph, specs, generated, draft)
+    second = programs.another(graph, specs, generated, first.draft)
 
     def made(checkpoint: Callable[[], None] = background.checkpoint) -> Call | None:
         built = second(checkpoint) if callable(second) else second
-        built.draft = None
         return callable_of(built) if built.census["library_calls"] < calls else None
 
     job = background.Job(made, "generated kernels are not tried")
-    if callable(second) and background.enabled():
-        return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts)
-    job.run()
-    if job.result is not None:
-        ways[GENERATED] = job.result
-    return Entered(first, Alternatives(ways), verdicts)
+    if not callable(second) or not background.enabled():
+        job.run()
+    return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts)
 
 
 def with_library(options: Options) -> Options:

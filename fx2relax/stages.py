@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 
-class Observer(Protocol):
+class Observer:
     """Someone who is told of stages. What it raises ends the compilation."""
 
     def note(self, stage: str, what: dict[str, Any]) -> None:
@@ -20,12 +20,9 @@ class Observer(Protocol):
             what: objects that it has just made or is about to use; they belong to the compiler.
         """
 
-
-class Wrapper(Observer, Protocol):
-    """An observer that puts something in the place of a program's call."""
-
     def wrap(self, call: Any, what: dict[str, Any]) -> Any:
-        """What is called in the place of `call`, a function of a tuple of arguments."""
+        """What is called in the place of a program's `call`, a function of a tuple of arguments."""
+        return call
 
 
 #: Told of everything, always; they do not count as looking on.
@@ -59,9 +56,7 @@ def note(stage: str, **what: Any) -> None:
 def wrapped(call: Any, **what: Any) -> Any:
     """A program's call, as those who look on want it to be made."""
     for observer in _observers.get():
-        wrap = getattr(observer, "wrap", None)
-        if wrap is not None:
-            call = wrap(call, what)
+        call = observer.wrap(call, what)
     return call
 
 

@@ -48,23 +48,24 @@ def is_random(target: Any) -> bool:
     )
 
 
-def is_ordered(target: Any) -> bool:
-    """Whether calls of this operator must all happen, in order: random draws, assertions."""
+def is_ordered(node: Node) -> bool:
+    """Whether such calls must all happen, in order: random draws, assertions."""
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
-    return is_random(target) or target._schema.is_mutable or target._schema.name in _IMPURE
+    return _draws(node) or target._schema.is_mutable or target._schema.name in _IMPURE
 
 
-def draws_nothing(node: Node) -> bool:
-    """Whether a call of an operator that draws random numbers draws none: its dropout is 0."""
+def _draws(node: Node) -> bool:
+    """Whether a call draws random numbers: attention without dropout does not."""
     if not is_random(node.target):
-        return True
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    places = [i for i, a in enumerate(arguments) if a.name == "dropout_p"]
-    if not places:
         return False
-    given = node.kwargs.get("dropout_p", arguments[places[0]].default_value)
-    return bool((node.args[places[0]] if places[0] < len(node.args) else given) == 0)
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    place = next((i for i, a in enumerate(arguments) if a.name == "dropout_p"), None)
+    if place is None:
+        return True
+    given = node.kwargs.get("dropout_p", arguments[place].default_value)
+    return bool((node.args[place] if place < len(node.args) else given) != 0)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class TorchCall:
         self.op_name = target_name(node.target)
         self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{uuid.uuid4().hex}"
         self.where = source_line(node)
-        self.ordered = is_ordered(node.target)
+        self.ordered = is_ordered(node)
         self.extra_operands = 0
         self.error: Exception | None = None
         self.leaves = flat_arguments(node)

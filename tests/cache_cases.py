@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-from fx2relax import cache
+import pytest
+
+from fx2relax import cache, disk
 
 ENTRY = cache.Entry(bytes(1000), {"a": 1}, {"torch": "2"})
 
@@ -55,3 +58,21 @@ def run(script: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProces
     """Run a script in a process, after the words of a command."""
     command = [*before, sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own, of which nothing was said yet."""
+    monkeypatch.setenv("FX2RELAX_CACHE", "1")
+    monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(disk, "_told", set())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> cache.Store:
+    """A store with one entry."""
+    made = cache.open_store(limit=1 << 20)
+    assert made is not None
+    made.put("key", ENTRY)
+    assert made.get("key") == ENTRY
+    return made

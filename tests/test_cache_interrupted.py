@@ -14,24 +14,10 @@ from pathlib import Path
 
 import pytest
 from cache_cases import COMPILE, ENTRY, WRITE
+from cache_cases import own_cache as own_cache
+from cache_cases import store as store
 
 from fx2relax import cache, contents, disk
-
-
-@pytest.fixture(autouse=True)
-def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FX2RELAX_CACHE", "1")
-    monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(disk, "_told", set())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> cache.Store:
-    made = cache.open_store(limit=1 << 20)
-    assert made is not None
-    made.put("key", ENTRY)
-    assert made.get("key") == ENTRY
-    return made
 
 
 def test_processes_that_are_killed_while_they_write(tmp_path: Path, caplog) -> None:

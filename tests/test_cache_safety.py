@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from cache_cases import COMPILE, ENTRY, run
+from cache_cases import own_cache as own_cache
+from cache_cases import store as store
 from click.testing import CliRunner
 
 from fx2relax import cache, disk
@@ -29,22 +31,6 @@ def _mounts() -> bool:
 
 
 mounts = pytest.mark.skipif(not _mounts(), reason="takes the right to mount")
-
-
-@pytest.fixture(autouse=True)
-def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FX2RELAX_CACHE", "1")
-    monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(disk, "_told", set())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> cache.Store:
-    made = cache.open_store(limit=1 << 20)
-    assert made is not None
-    made.put("key", ENTRY)
-    assert made.get("key") == ENTRY
-    return made
 
 
 def _linked(path: Path) -> None:

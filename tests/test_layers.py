@@ -91,6 +91,7 @@ LAYERS = [
             "options",
             "size_terms",
             "spec",
+            "switches",
             "logs",
             "provenance",
             "stages",

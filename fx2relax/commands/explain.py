@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,31 @@ import click
 
 from fx2relax.commands.output import as_json, console, print_json, progress, require_imports
 
-_model = click.argument("model", metavar="MODEL.py:FUNCTION")
-_grad = click.option("--grad", is_flag=True, help="Compile the backward graph, too.")
-_threads = click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.")
-_library = click.option(
-    "--library", type=click.Choice(("auto", "torch", "none")), default="auto", show_default=True
-)
+
+def _of_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """What both commands take: the model is read, and the rest goes on to how it is compiled."""
+
+    @click.argument("model", metavar="MODEL.py:FUNCTION")
+    @click.option("--grad", is_flag=True, help="Compile the backward graph, too.")
+    @click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.")
+    @click.option(
+        "--library",
+        type=click.Choice(("auto", "torch", "none")),
+        default="auto",
+        show_default=True,
+    )
+    @click.option("--dynamic", is_flag=True, help="Compile with symbolic sizes.")
+    @as_json
+    @functools.wraps(command)
+    def run(
+        model: str, grad: bool, threads: int | None, library: str, dynamic: bool, **own: Any
+    ) -> None:
+        module, args, kwargs = _read(model, threads)
+        options = {"library": library}
+        how = {"grad": grad, "kwargs": kwargs, "dynamic": dynamic or None, "options": options}
+        command((module, *args), how, **own)
+
+    return run
 
 
 def _read(model: str, threads: int | None) -> Any:
@@ -33,11 +54,7 @@ def _read(model: str, threads: int | None) -> Any:
 
 
 @click.command()
-@_model
-@_grad
-@_threads
-@_library
-@click.option("--dynamic", is_flag=True, help="Compile with symbolic sizes.")
+@_of_a_model
 @click.option(
     "--measure/--no-measure", default=True, show_default=True, help="Time the kernels, too."
 )
@@ -53,13 +70,9 @@ def _read(model: str, threads: int | None) -> Any:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report to a file: .html or .json.",
 )
-@as_json
 def explain(
-    model: str,
-    grad: bool,
-    threads: int | None,
-    library: str,
-    dynamic: bool,
+    called: tuple[Any, ...],
+    how: dict[str, Any],
     measure: bool,
     seconds: float,
     out: Path | None,
@@ -71,19 +84,11 @@ def explain(
 
     Exits with 0; with 2 if there is no such model.
     """
-    module, args, kwargs = _read(model, threads)
     import fx2relax
 
     with progress() as bar:
         task = bar.add_task("compile", total=None)
-        report = fx2relax.explain(
-            module,
-            *args,
-            grad=grad,
-            kwargs=kwargs,
-            dynamic=dynamic or None,
-            options={"library": library},
-        )
+        report = fx2relax.explain(*called, **how)
         if measure:
             bar.update(task, description="measure")
             report.measure(seconds)
@@ -98,11 +103,7 @@ def explain(
 
 
 @click.command()
-@_model
-@_grad
-@_threads
-@_library
-@click.option("--dynamic", is_flag=True, help="Compile with symbolic sizes.")
+@_of_a_model
 @click.option(
     "--tolerance", type=click.FloatRange(min=0), help="Of an error; by dtype if left out."
 )
@@ -112,13 +113,9 @@ def explain(
     type=click.Path(file_okay=False, path_type=Path),
     help="Write a script for each kernel that is wrong into this folder.",
 )
-@as_json
 def check(
-    model: str,
-    grad: bool,
-    threads: int | None,
-    library: str,
-    dynamic: bool,
+    called: tuple[Any, ...],
+    how: dict[str, Any],
     tolerance: float | None,
     folder: Path | None,
     as_json: bool,
@@ -129,20 +126,11 @@ def check(
 
     Exits with 0; with 1 if a kernel is wrong; with 2 if there is no such model.
     """
-    module, args, kwargs = _read(model, threads)
     import fx2relax
 
     with progress() as bar:
         bar.add_task("compile and compare", total=None)
-        found = fx2relax.check(
-            module,
-            *args,
-            grad=grad,
-            kwargs=kwargs,
-            dynamic=dynamic or None,
-            options={"library": library},
-            tolerance=tolerance,
-        )
+        found = fx2relax.check(*called, **how, tolerance=tolerance)
     scripts = found.reproduce(folder) if folder is not None else []
     if as_json:
         print_json({**found.as_dict(), "scripts": [str(path) for path in scripts]})

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from fx2relax import never_slower, stages
 from fx2relax.explaining.build import data
-from fx2relax.explaining.calls import caller, name_of
+from fx2relax.explaining.calls import compiled_call, name_of
 from fx2relax.explaining.recorder import Recorder
 from fx2relax.explaining.report import Data
 
@@ -46,10 +44,7 @@ def explain(
     Raises:
         what calling the model raises.
     """
-    torch._dynamo.reset()
-    settings = {**(options or {}), "cache": False}
-    compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
-    call = caller(compiled, model, inputs, dict(kwargs or {}), grad)
+    call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)
     recorder = Recorder()
     with stages.observed(recorder):
         start = time.perf_counter()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax.compat import relax, tirx
+from fx2relax.compat import relax
 from fx2relax.errors import target_name
 from fx2relax.explaining import work
 from fx2relax.explaining.lines import layer, lines
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Break, Data, Graph, Kernel, Line, Node, Weights
-from fx2relax.provenance import Site, Trail
+from fx2relax.logs import tir
+from fx2relax.provenance import Site, Trail, bindings
 from fx2relax.runtime.library import PREFIX
 
 _EAGER = "eager"
@@ -77,13 +79,14 @@ def graph_report(
     if variant is not None and notes.imported is not None:
         trail, sites = sites_of(notes, variant)
         graph.relax = notes.imported["mod"].script(show_meta=False)
-        graph.tir = _kernels_text(variant)
+        graph.tir = tir.text({"mod": variant.lowered})
         graph.weights = _weights(notes, variant)
         graph.memory, graph.unplanned = _memory(variant)
     calls = _calls(notes)
     operations: dict[str, int] = {}
+    relax_operators = _relax_operators(notes)
     for node, line in _lined(notes, earlier):
-        graph.nodes.append(_node(node, line, notes))
+        graph.nodes.append(_node(node, line, notes, relax_operators))
         operations[node.name] = graph.nodes[-1].operations
     by_node = {node.name: node for node in graph.nodes}
     counted: set[str] = set()
@@ -127,7 +130,9 @@ def _calls(notes: GraphNotes) -> dict[str, Any]:
     return dict(notes.imported["torch_calls"]) if notes.imported is not None else {}
 
 
-def _node(node: torch.fx.Node, line: Line, notes: GraphNotes) -> Node:
+def _node(
+    node: torch.fx.Node, line: Line, notes: GraphNotes, operators: Mapping[str, list[str]]
+) -> Node:
     found = Node(node.name, target_name(node.target), line, layer(node))
     found.shape = ", ".join(
         f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, v.shape))}]"
@@ -141,24 +146,22 @@ def _node(node: torch.fx.Node, line: Line, notes: GraphNotes) -> Node:
     for declined, reason in notes.imported["declined"]:
         if declined == node.name:
             found.how, found.why = "torch", reason or "it has no converter"
-    found.relax = _relax_operators(notes).get(node.name, [])
+    found.relax = operators.get(node.name, [])
     return found
 
 
 def _relax_operators(notes: GraphNotes) -> dict[str, list[str]]:
     """The Relax operators of each node's bindings."""
+    found: dict[str, list[str]] = defaultdict(list)
     made = notes.imported
-    assert made is not None
-    if "operators" not in made:
-        found: dict[str, list[str]] = defaultdict(list)
-        for block in made["mod"][made["name"]].body.blocks:
-            for binding in block.bindings:
-                node = made["origins"].get(binding.var.name)
-                name = _operator(getattr(binding, "value", None))
-                if node is not None and name:
-                    found[node].append(name)
-        made["operators"] = found
-    return dict(made["operators"])
+    if made is None:
+        return found
+    for binding in bindings(made["mod"][made["name"]]):
+        node = made["origins"].get(binding.var.name)
+        name = _operator(binding.value)
+        if node is not None and name:
+            found[node].append(name)
+    return found
 
 
 def _operator(value: Any) -> str:
@@ -197,12 +200,6 @@ def _ways(graph: Graph, trail: Trail) -> None:
         else:
             node.how = "nothing"
             node.why = "a view of what is there already, or read by nothing"
-
-
-def _kernels_text(variant: Variant) -> str:
-    functions = variant.lowered.functions_items()
-    kernels = [(g.name_hint, f) for g, f in functions if isinstance(f, tirx.PrimFunc)]
-    return "\n\n".join(f"# {name}\n{f.script(show_meta=False)}" for name, f in sorted(kernels))
 
 
 def _weights(notes: GraphNotes, variant: Variant) -> Weights:

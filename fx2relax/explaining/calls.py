@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,24 @@ def name_of(model: Any) -> str:
     return str(own or type(model).__name__)
 
 
-def caller(
-    compiled: Any, model: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], grad: bool
+def compiled_call(
+    model: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    grad: bool,
+    kwargs: Mapping[str, Any] | None,
+    dynamic: bool | None,
+    options: Mapping[str, Any] | None,
 ) -> Callable[[], Any]:
-    """What calls a compiled model once, and differentiates it if gradients are wanted.
+    """What calls a model once that is compiled anew, and differentiates it if that is wanted.
 
     Gradients are of the sum of all floating-point results; those of weights and inputs are left as
-    they are.
+    they are. The arguments are those of `explain`.
     """
+    torch._dynamo.reset()
+    settings = {**(options or {}), "cache": False}
+    compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
+    kwargs = dict(kwargs or {})
     weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     wanted = [
         t

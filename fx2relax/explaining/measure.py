@@ -6,8 +6,8 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,6 @@ class _Spans:
         return 0  # go on
 
 
-def _ignore(*_: Any) -> int:
-    return 0
-
-
 def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: float) -> None:
     """Fill in the times of a report: those of the programs, where eager is faster too.
 
@@ -56,7 +52,9 @@ def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: fl
         for notes in recorder.graphs:
             if notes.contest is not None:
                 stack.enter_context(notes.contest.program_alone())
-        spans = stack.enter_context(_instrumented([variant for _, _, variant in watched]))
+        spans = [_Spans() for _ in watched]
+        for listener, (_, _, variant) in zip(spans, watched, strict=True):
+            stack.enter_context(variant.program.watched(listener))
         rounds = _rounds(call, spans, seconds)
     # What else the machine does shows in some calls; the others tell what this one takes.
     rounds.sort(key=lambda one: one.seconds)
@@ -69,7 +67,7 @@ def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: fl
             taken = [_alone(notes, variant, seconds / 10)]
         else:
             taken = _taken(variant, own)
-            whole = [spans[-1][2] - spans[0][1] for spans in own if spans]
+            whole = [calls[-1][2] - calls[0][1] for calls in own if calls]
             graph.measured = statistics.fmean(whole) * 1e-9 if whole else None
         for kernel, spent in zip(graph.kernels, taken, strict=True):
             kernel.seconds = spent
@@ -100,19 +98,6 @@ def _rounds(call: Callable[[], Any], spans: list[_Spans], seconds: float) -> lis
         taken = time.perf_counter() - start
         rounds.append(_Round(taken, [list(own.spans) for own in spans]))
     return rounds
-
-
-@contextmanager
-def _instrumented(variants: list[Variant]) -> Iterator[list[_Spans]]:
-    spans = [_Spans() for _ in variants]
-    machines = [variant.program.machine for variant in variants]
-    for machine, own in zip(machines, spans, strict=True):
-        machine.set_instrument(own)
-    try:
-        yield spans
-    finally:
-        for machine in machines:
-            machine.set_instrument(_ignore)
 
 
 def _taken(variant: Variant, rounds: list[list[tuple[str, int, int]]]) -> list[float]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fx2relax.stages import Observer
+
 
 @dataclass
 class Variant:
@@ -67,7 +69,7 @@ class GraphNotes:
         return self.variants[0]
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer of `fx2relax.stages`."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ ARTIFACTS = ("relax_ir", "fusion", "tir", "kernels", "library", "cache")
 _PREFIX = f"{__name__}."
 
 
-class Listener:
+class Listener(stages.Observer):
     """Writes the artifacts of each stage to their logs."""
 
     def __init__(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fx2relax.compat import relax
+from fx2relax.logs.kernels import called
+from fx2relax.provenance import bindings
 
 STAGE = "grouped"
 
@@ -14,12 +16,6 @@ def text(what: dict[str, Any]) -> str:
     lines = []
     for name, function in what["mod"].functions_items():
         if isinstance(function, relax.Function) and "Primitive" in (function.attrs or {}):
-            bindings = [b for block in function.body.blocks for b in block.bindings]
-            parts = [_callee(b.value) for b in bindings]
+            parts = [called(binding.value) for binding in bindings(function)]
             lines.append(f"{name.name_hint}: {', '.join(p for p in parts if p)}")
     return "\n".join(sorted(lines)) or "no kernels were fused"
-
-
-def _callee(value: Any) -> str:
-    arguments = getattr(value, "args", None)
-    return str(getattr(arguments[0], "name_hint", "")) if arguments else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fx2relax.compat import relax
+from fx2relax.provenance import bindings, symbol_of
 
 STAGE = "lowered"
 
@@ -16,16 +17,14 @@ def text(what: dict[str, Any]) -> str:
         if not isinstance(function, relax.Function):
             continue
         lines.append(f"{name.name_hint}:")
-        for block in getattr(function.body, "blocks", ()):
-            for binding in block.bindings:
-                callee = called(getattr(binding, "value", None))
-                if callee:
-                    lines.append(f"  {binding.var.name} = {callee}  {binding.var.ty}")
+        for binding in bindings(function):
+            callee = called(binding.value)
+            if callee:
+                lines.append(f"  {binding.var.name} = {callee}  {binding.var.ty}")
     return "\n".join(lines)
 
 
 def called(value: Any) -> str:
     """The kernel or the packed function that an expression calls; empty for all else."""
     arguments = getattr(value, "args", None)
-    target = arguments[0] if arguments else None
-    return str(getattr(target, "name_hint", "") or getattr(target, "global_symbol", ""))
+    return symbol_of(arguments[0]) if arguments else ""

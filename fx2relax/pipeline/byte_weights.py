@@ -6,18 +6,17 @@ Otherwise `lift` would make floats of them once, four times as large.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import relax
+from tvm.relax.expr_functor import mutator
 
 from .byte_kernels import LANES, product
-from .flow import Flow, dtype_of, name_of, sizes_of
+from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, known, turns
+from .flow import dtype_of, name_of, sizes_of
 
 _op = relax.op
-_OPAQUE = {"tirx.is_scheduled": True, "op_pattern": 8}
 _HALF = ("float16", "bfloat16")
 _BYTES = ("int8", "uint8")
 
@@ -30,13 +29,7 @@ def use_byte_weights(mod: Any, target: Any) -> Any:
             changed.
         target: the target.
     """
-    rewriter = _ByteWeights(mod, int(target.attrs.get("num-cores", 0)) or 1)
-    for name, func in list(mod.functions_items()):
-        if isinstance(func, relax.Function):
-            rewriter.rewrite(name, func)
-    if not rewriter.found:
-        return mod
-    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+    return _ByteWeights(mod, int(target.attrs.get("num-cores", 0)) or 1).rewritten()
 
 
 @dataclass(frozen=True)
@@ -50,27 +43,15 @@ class _Bytes:
 
 
 @mutator
-class _ByteWeights(PyExprMutator):  # type: ignore[misc]
-    """Rewrites the products of a module's functions."""
-
+class _ByteWeights(ByteRewriter):
     def __init__(self, mod: Any, threads: int) -> None:
         super().__init__(mod)
-        self.threads, self.found = threads, False
+        self.threads = threads
 
-    def rewrite(self, name: Any, func: Any) -> None:
-        """One function."""
-        self.flow = Flow(func)
-        if any(name_of(v) == "relax.matmul" for v in self.flow.values.values()):
-            self.builder_.update_func(name, self.visit_expr(func))
-
-    def visit_call_(self, call: Any) -> Any:
-        """A product of bytes in the place of one of floats."""
+    def made(self, call: Any) -> Any:
+        """A kernel for a product of floats, if there is one."""
         plain = name_of(call) == "relax.matmul" and dtype_of(call) == "float32"
-        made = self.product(call) if plain else None
-        if made is None:
-            return self.visit_expr_post_order(call)
-        self.found = True
-        return made
+        return self.product(call) if plain else None
 
     def product(self, call: Any) -> Any:
         """A kernel for a product; None where its weight is no matrix of bytes."""
@@ -86,7 +67,7 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         each = depth // weight.groups
         if 0 in (columns, depth) or (weight.groups > 1 and each % LANES):
             return None
-        rows = _count(sizes[:-1])
+        rows = count_of(sizes[:-1])
         by = [] if weight.scale is None else [self.flat(weight.scale), self.flat(weight.point)]
         wide = self.visit_expr(x)
         flat = self.flat(
@@ -98,7 +79,7 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
             kernel,
             *(flat, self.flat(weight.values), by, rows),
             primfunc_name_hint="byte_product",
-            primfunc_attrs=_OPAQUE,
+            primfunc_attrs=OPAQUE,
         )
         return _op.reshape(self.builder_.emit(made), [*sizes[:-1], columns])
 
@@ -111,8 +92,8 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         value = self.value(right)
         if name_of(value) == "relax.astype":  # of the transpose
             inner = self.value(value.args[0])
-            return self.plain(inner.args[0]) if _turns(inner) else None
-        return self.floats(value.args[0]) if _turns(value) else None
+            return self.plain(inner.args[0]) if turns(inner) else None
+        return self.floats(value.args[0]) if turns(value) else None
 
     def floats(self, x: Any) -> _Bytes | None:
         """The bytes that floats, of whichever width, were made of."""
@@ -126,8 +107,8 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
 
     def plain(self, x: Any) -> _Bytes | None:
         """Bytes as they are."""
-        known = all(isinstance(s, int) for s in sizes_of(x) or [None])
-        return _Bytes(self.visit_expr(x)) if dtype_of(x) in _BYTES and known else None
+        fits = dtype_of(x) in _BYTES and known(sizes_of(x) or [None])
+        return _Bytes(self.visit_expr(x)) if fits else None
 
     def dequantised(self, value: Any) -> _Bytes | None:
         """Bytes with a scale for each row, or one for all."""
@@ -135,11 +116,7 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         found, rows = self.plain(x), (sizes_of(x) or [0])[0]
         if found is None or dtype_of(scale) != "float32":
             return None
-        if any(sizes_of(each) not in ([], [rows]) for each in (scale, point)):
-            return None
-        if [] not in (sizes_of(scale), sizes_of(point)) and int(value.attrs.axis) != 0:
-            return None
-        if [rows] in (sizes_of(scale), sizes_of(point)) and int(value.attrs.axis) != 0:
+        if not by_rows(value):
             return None
         scale, point = (
             self.builder_.emit(_op.broadcast_to(self.visit_expr(each), [rows]))
@@ -170,25 +147,3 @@ class _ByteWeights(PyExprMutator):  # type: ignore[misc]
         if sizes_of(floats) != sizes or [sizes_of(scale), sizes_of(point)] != [groups, groups]:
             return None
         return _Bytes(found.values, self.visit_expr(scale), self.visit_expr(point), sizes[1])
-
-    def value(self, x: Any) -> Any:
-        return self.flow.values.get(x) if isinstance(x, relax.Var) else x
-
-    def flat(self, x: Any) -> Any:
-        return self.builder_.emit(_op.reshape(x, [_count(sizes_of(x) or [])]))
-
-
-def _turns(value: Any) -> bool:
-    """Whether an expression is the transpose of a matrix."""
-    if name_of(value) != "relax.permute_dims":
-        return False
-    return [int(a) for a in value.attrs.axes or (1, 0)] == [1, 0]
-
-
-def _count(sizes: Any) -> Any:
-    if all(isinstance(size, int) for size in sizes):
-        return math.prod(sizes)
-    result: Any = tirx.const(1, "int64")
-    for size in sizes:
-        result = result * size
-    return result

@@ -12,11 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import relax
+from tvm.relax.expr_functor import mutator
 
 from ..compat import const_number
-from .flow import Flow, dtype_of, name_of, sizes_of
+from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, known, turns
+from .flow import dtype_of, name_of, sizes_of
 from .integer_kernels import (
     Unit,
     Window,
@@ -33,8 +34,6 @@ _op = relax.op
 # A longer sum of products of bytes might not fit 32 bits.
 _LONGEST = 1 << 15
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
-_OPAQUE = {"tirx.is_scheduled": True, "op_pattern": 8}
-_SUMS = ("relax.matmul", "relax.nn.conv2d")
 _PASSES = ("relax.reshape", "relax.permute_dims")
 
 
@@ -48,13 +47,7 @@ def use_integers(mod: Any, target: Any) -> Any:
     unit = unit_of(target)
     if unit is None:
         return mod
-    rewriter = _Integers(mod, unit)
-    for name, func in list(mod.functions_items()):
-        if isinstance(func, relax.Function):
-            rewriter.rewrite(name, func)
-    if not rewriter.found:
-        return mod
-    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+    return _Integers(mod, unit).rewritten()
 
 
 @dataclass(frozen=True)
@@ -71,32 +64,21 @@ def _plain(values: Any) -> _Quantised:
 
 
 @mutator
-class _Integers(PyExprMutator):  # type: ignore[misc]
-    """Rewrites the calls of a module's functions."""
+class _Integers(ByteRewriter):
+    roots = ("relax.matmul", "relax.nn.conv2d")
 
     def __init__(self, mod: Any, unit: Unit) -> None:
         super().__init__(mod)
-        self.unit, self.found = unit, False
+        self.unit = unit
 
-    def rewrite(self, name: Any, func: Any) -> None:
-        """One function."""
-        self.flow = Flow(func)
-        if any(name_of(v) in _SUMS for v in self.flow.values.values()):
-            self.builder_.update_func(name, self.visit_expr(func))
-
-    def visit_call_(self, call: Any) -> Any:
-        """An integer product in the place of one of floats."""
-        made = None
-        if name_of(call) == "relax.matmul" and dtype_of(call) == "float32":
-            made = self.matrix(call)
-        elif name_of(call) == "relax.matmul" and dtype_of(call) == "int32":
-            made = self.matrix(call, whole=True)
-        elif name_of(call) == "relax.nn.conv2d" and dtype_of(call) == "float32":
-            made = self.convolution(call)
-        if made is None:
-            return self.visit_expr_post_order(call)
-        self.found = True
-        return made
+    def made(self, call: Any) -> Any:
+        """An integer product, if there is one."""
+        kind = name_of(call), dtype_of(call)
+        if kind == ("relax.matmul", "float32"):
+            return self.matrix(call)
+        if kind == ("relax.matmul", "int32"):
+            return self.matrix(call, whole=True)
+        return self.convolution(call) if kind == ("relax.nn.conv2d", "float32") else None
 
     def matrix(self, call: Any, whole: bool = False) -> Any:
         """``x @ w.T``, of floats or of `whole` numbers; `x` may have any number of axes."""
@@ -109,7 +91,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         outputs, depth = sizes_of(w.values) or (0, 0)
         if not 0 < depth <= _LONGEST or 0 in sizes or len(sizes) < 2:
             return None
-        rows: Any = math.prod(sizes[:-1]) if _known(sizes) else _times(sizes[:-1])
+        rows = count_of(sizes[:-1])
         words = -(-depth // 4)
         window = Window((1, 1), (words, words, words), (1, 1), (1, 1), (words, words), words)
         values = self.emit(_op.reshape(x.values, [rows, depth]))
@@ -128,7 +110,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         shape, kernel, result = (sizes_of(v) for v in (call.args[0], w.values, call))
         if shape is None or kernel is None or result is None:
             return None
-        if not _known([*shape[1:], *kernel, *result[1:]]) or 0 in (*shape, *kernel, *result):
+        if not known([*shape[1:], *kernel, *result[1:]]) or 0 in (*shape, *kernel, *result):
             return None
         pads = [int(p) for p in attrs.padding]
         pads = pads if len(pads) == 4 else [*pads, *pads]
@@ -166,7 +148,7 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         zero = self.emit(_op.add(x.point, relax.const(shifted, "int32")))
         corrections = self.emit(_op.multiply(summed, zero))
         multiply = functools.partial(product, window=window, unit=self.unit)
-        named: dict[str, Any] = {"hint": "integer_product", "attrs": _OPAQUE}
+        named: dict[str, Any] = {"hint": "integer_product", "attrs": OPAQUE}
         if x.scale is None:
             return self.kernel(multiply, words, weight, corrections, [], rows, **named)
         points = self.emit(_op.broadcast_to(w.point, [outputs]))
@@ -174,13 +156,9 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         factors = self.emit(_op.broadcast_to(factors, [outputs]))
         zero = self.emit(_op.reshape(zero, [1]))
         counted = functools.partial(row_totals, window=window, depth=depth)
-        rest = self.kernel(counted, words, points, zero, rows, hint="row_totals", attrs=_OPAQUE)
+        rest = self.kernel(counted, words, points, zero, rows, hint="row_totals", attrs=OPAQUE)
         floats = [points, rest, factors]
         return self.kernel(multiply, words, weight, corrections, floats, rows, **named)
-
-    def flat(self, x: Any) -> Any:
-        sizes = sizes_of(x) or []
-        return self.emit(_op.reshape(x, [math.prod(sizes) if _known(sizes) else _times(sizes)]))
 
     def emit(self, expr: Any) -> Any:
         return self.builder_.emit(expr)
@@ -205,8 +183,8 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
         if limits is None or sizes_of(scale) != [] or sizes_of(point) != []:
             return None
         constant = self.value(point)
-        known = const_number(constant)
-        if known is not None and not limits[0] <= known <= limits[1]:
+        number = const_number(constant)
+        if number is not None and not limits[0] <= number <= limits[1]:
             return None
         moved = self.visit_expr(values)
         for move in reversed(moves):
@@ -214,14 +192,14 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
                 moved = self.emit(_op.reshape(moved, self.visit_expr(move.args[1])))
             else:
                 moved = self.emit(_op.permute_dims(moved, move.attrs.axes))
-        if known is None:
+        if number is None:
             constant = self.emit(_op.astype(self.visit_expr(point), "int32"))
         return _Quantised(moved, self.visit_expr(scale), constant)
 
     def bytes(self, x: Any, kinds: tuple[str, ...]) -> _Quantised | None:
         """A tensor of bytes as it is."""
-        known = isinstance(x, relax.Var) and dtype_of(x) in kinds
-        return _plain(self.visit_expr(x)) if known else None
+        fits = isinstance(x, relax.Var) and dtype_of(x) in kinds
+        return _plain(self.visit_expr(x)) if fits else None
 
     def weight(self, x: Any, turned: bool, whole: bool = False) -> _Quantised | None:
         """What a weight of signed bytes was dequantised from, by a scale for each output."""
@@ -229,40 +207,19 @@ class _Integers(PyExprMutator):  # type: ignore[misc]
             return None
         value = self.value(x)
         if turned:
-            rank = len(sizes_of(x) or ())
-            if name_of(value) != "relax.permute_dims" or rank != 2:
-                return None
-            if [int(a) for a in value.attrs.axes or (1, 0)] != [1, 0]:
+            if not turns(value):
                 return None
             if whole:
-                known = _known(sizes_of(value) or [None])
-                return self.bytes(value.args[0], ("int8",)) if known else None
+                fits = known(sizes_of(value) or [None])
+                return self.bytes(value.args[0], ("int8",)) if fits else None
             value = self.value(value.args[0])
         if name_of(value) != "relax.dequantize" or dtype_of(value) != "float32":
             return None
         values, scale, point = value.args
         sizes = sizes_of(values)
-        if dtype_of(values) != "int8" or sizes is None or not _known(sizes):
+        if dtype_of(values) != "int8" or sizes is None or not known(sizes):
             return None
-        for each in (scale, point):
-            if sizes_of(each) not in ([], [sizes[0]]):
-                return None
-        along = sizes_of(scale) == [] == sizes_of(point) or int(value.attrs.axis) == 0
-        if not along:
+        if not by_rows(value):
             return None
         point = self.emit(_op.astype(self.visit_expr(point), "int32"))
         return _Quantised(self.visit_expr(values), self.visit_expr(scale), point)
-
-    def value(self, x: Any) -> Any:
-        return self.flow.values.get(x) if isinstance(x, relax.Var) else x
-
-
-def _known(sizes: Any) -> bool:
-    return all(isinstance(size, int) for size in sizes)
-
-
-def _times(sizes: Any) -> Any:
-    result: Any = tirx.const(1, "int64")
-    for size in sizes:
-        result = result * size
-    return result

@@ -102,19 +102,15 @@ def _new_convolution_nhwc(*arguments: Any) -> Tensor:
 
 
 def _convolve(x: Tensor, weight: Tensor, rest: list[Tensor], settings: Any) -> Tensor:
+    return torch.convolution(x, weight, rest[0] if rest else None, *_spread(x, settings))
+
+
+def _spread(x: Tensor, settings: Any) -> tuple[Any, ...]:
+    """The settings of a convolution of `x` as PyTorch's arguments, strides to groups."""
     values = [int(v) for v in settings]
     n = x.dim() - 2
-    return torch.convolution(
-        x,
-        weight,
-        rest[0] if rest else None,
-        values[:n],
-        values[n : 2 * n],
-        values[2 * n : 3 * n],
-        bool(values[-1]),
-        values[3 * n : 4 * n],
-        values[-2],
-    )
+    strides, padding, dilation, extra = (values[i * n : (i + 1) * n] for i in range(4))
+    return strides, padding, dilation, bool(values[-1]), extra, values[-2]
 
 
 def _weight_gradient(*arguments: Any) -> None:
@@ -137,21 +133,9 @@ def _new_weight_gradient(x: Any, gradient: Any, settings: Any, sizes: Any) -> Te
 
 def _backward(x: Tensor, gradient: Tensor, settings: Any, weight: Tensor) -> Tensor:
     """The gradient of a weight, of whose values nothing is read."""
-    values = [int(v) for v in settings]
-    n = x.dim() - 2
-    result: Tensor = torch.ops.aten.convolution_backward.default(
-        gradient,
-        x,
-        weight,
-        None,
-        values[:n],
-        values[n : 2 * n],
-        values[2 * n : 3 * n],
-        bool(values[-1]),
-        values[3 * n : 4 * n],
-        values[-2],
-        [False, True, False],
-    )[1]
+    backward = torch.ops.aten.convolution_backward.default
+    spread = _spread(x, settings)
+    result: Tensor = backward(gradient, x, weight, None, *spread, [False, True, False])[1]
     return result
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,10 +88,19 @@ class Program:
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.call(arguments)
 
-    @property
-    def machine(self) -> Any:
-        """The virtual machine that runs it in this thread."""
-        return self._machines.machine
+    @contextmanager
+    def watched(self, instrument: Callable[..., int]) -> Iterator[None]:
+        """Tell a function of every call that the virtual machine of this thread makes.
+
+        Args:
+            instrument: see `relax.VirtualMachine.set_instrument`.
+        """
+        machine = self._machines.machine
+        machine.set_instrument(instrument)
+        try:
+            yield
+        finally:
+            machine.set_instrument(_ignore)  # there is no way to take one back
 
 
 class _Parts:
@@ -156,6 +166,10 @@ class _Parts:
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
                 raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+
+
+def _ignore(*_: Any) -> int:
+    return 0
 
 
 def _by_a_kernel(error: Exception) -> bool:
