@@ -26,7 +26,7 @@ from .common import (
     tirx,
 )
 from .data_dependent import as_size, nonzero_columns
-from .indices import broadcast_sizes, checked, is_one, spread, take_along
+from .indices import INJECTIVE, broadcast_sizes, checked, in_range, is_one, spread, take_along
 from .opaque import opaque, wide
 
 aten = torch.ops.aten
@@ -168,25 +168,18 @@ def gather(self: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any
     if any(isinstance(s, int) and s == 0 for s in shape(index)):  # of any rank
         return op.zeros(shape_expr(shape(index)), dtype(self))
     axis = normalize_axis(dim, rank)
-    limit = shape(self)[axis]
-    return along(self, axis, checked([index], [limit], wrap=False, kind="RuntimeError"))
+    return along(self, axis, index, in_range(index, shape(self)[axis], kind="RuntimeError"))
 
 
-def along(self: Any, axis: int, position: Any) -> Any:
-    """`gather` at positions that have been checked."""
-    sizes, extents = shape(self), shape(position)
-    same = all(
-        isinstance(s, int) and isinstance(e, int) and s == e
-        for a, (s, e) in enumerate(zip(sizes, extents, strict=True))
-        if a != axis
-    )
-    if same:
-        return op.gather_elements(self, position, axis)
+def along(self: Any, axis: int, position: Any, zero: Any = None) -> Any:
+    """`gather` at positions that have been checked, or are once there is a `zero` (`in_range`)."""
 
-    def pick(x: Any, at: Any) -> Any:
+    def pick(x: Any, at: Any, zero: Any) -> Any:
         def element(*i: Any) -> Any:
-            return x(*[at(*i) if a == axis else v for a, v in enumerate(i)])
+            place = at(*i).astype("int64")
+            place = place if zero is None else place + zero(0)
+            return x(*[place if a == axis else v for a, v in enumerate(i)])
 
         return te.compute(at.shape, element, name="gather")
 
-    return te_call(pick, self, position)
+    return te_call(pick, self, position, zero, primfunc_attrs=INJECTIVE)

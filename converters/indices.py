@@ -8,12 +8,25 @@ from typing import Any
 from fx2relax.bounds import equal
 
 from .common import dtype, op, product, reshape, shape, shape_expr, te_call, tirx, topi
-from .opaque import local, loops, opaque, require, wide
+from .opaque import is_large, local, loops, opaque, require, wide
 
-__all__ = ["broadcast_sizes", "checked", "is_one", "offset", "spread", "strides_of", "take_along"]
+__all__ = [
+    "INJECTIVE",
+    "broadcast_sizes",
+    "checked",
+    "in_range",
+    "is_one",
+    "offset",
+    "spread",
+    "strides_of",
+    "take_along",
+]
 
 
-_INJECTIVE = 2  # TVM's number for a kernel that others may be fused with
+#: TVM takes a place that is read for one that nothing can be fused with; it can.
+INJECTIVE = {"op_pattern": 2}
+# Pieces of an index, for threads to share.
+_PARTS = 16
 
 
 def is_one(size: Any) -> bool:
@@ -129,10 +142,7 @@ def checked(
             outs[0][offset(at, strides_of(extents))] = joined
         if check:
             for k, limit in enumerate(limits):
-                known = isinstance(limit, tirx.IntImm)
-                size = f"a dimension of size {limit.value}" if known else "its dimension"
-                text = message or f"index is out of bounds for {size}"
-                require(bad[k].equal(wide(0)), text, kind)
+                require(bad[k].equal(wide(0)), message or _out_of(limit), kind)
 
     flat = opaque(
         "check_index",
@@ -144,9 +154,43 @@ def checked(
     return reshape(flat, result)
 
 
+def in_range(index: Any, size: Any, *, message: str = "", kind: str = "IndexError") -> Any:
+    """A zero, int64 of one element, that there is once an index is known to lie in an axis.
+
+    It costs less than `checked`, as nothing is written: who reads at the index adds the zero to it.
+    Raises, when run, an exception of `kind` for an index that is negative or out of range.
+    """
+    count = product(shape(index))
+
+    def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
+        limit, total = (wide(n) for n in numbers)
+        parts = _PARTS if is_large(count) else 1
+        each = tirx.floordiv(total + (parts - 1), wide(parts))
+        bad = local("int64", parts)
+        with loops([parts], parallel=0 if parts > 1 else None) as (part,):
+            found = local("int64")
+            found[0] = wide(0)
+            rest = tirx.max(tirx.min(each, total - part * each), wide(0))
+            with loops([rest]) as (i,):
+                value = wide(ins[0][part * each + i])
+                outside = tirx.Or(value < wide(0), value >= limit)
+                found[0] += tirx.Cast("int64", outside)
+            bad[part] = found[0]
+        outs[0][0] = wide(0)
+        for part in range(parts):
+            require(bad[part].equal(wide(0)), message or _out_of(limit), kind)
+
+    numbers = [size, count]
+    return opaque("check_range", body, [index], lambda _: [(1, "int64")], numbers)
+
+
+def _out_of(limit: Any) -> str:
+    known = isinstance(limit, tirx.IntImm)
+    size = f"a dimension of size {limit.value}" if known else "its dimension"
+    return f"index is out of bounds for {size}"
+
+
 def take_along(x: Any, index: Any, axis: int) -> Any:
     """``x[..., index, ...]`` along an axis; the index has been checked."""
-    # "clip" costs nothing that can be measured; "fast" makes TVM print a warning. TVM takes a place
-    # that is read for one that nothing can be fused with.
-    attrs = {"op_pattern": _INJECTIVE}
-    return te_call(topi.take, x, index, axis, mode="clip", primfunc_attrs=attrs)
+    # "clip" costs nothing that can be measured; "fast" makes TVM print a warning.
+    return te_call(topi.take, x, index, axis, mode="clip", primfunc_attrs=INJECTIVE)
