@@ -1,29 +1,45 @@
 """Every TVM name whose place or signature has moved between releases; nothing else names them.
 
-The rest of the package imports TVM through this module, so that a new TVM is one file's work.
+The rest of the package imports TVM through this module, so that a new TVM is one file's work. TVM
+itself is imported when one of the names is first used.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tvm
 import tvm_ffi
-from tvm import relax, te, tirx, topi
-from tvm.ir import is_prim_expr
-from tvm.relax import BlockBuilder, ShapeType, TensorType, TupleType
-from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
-from tvm.sym import Analyzer
 
-op = relax.op
-Expr = tvm.ir.Expr
-IRModule = tvm.IRModule
-Range = tvm.ir.Range
-Var = relax.Var
-TVMTensor = tvm.runtime.Tensor
-AnyType = relax.AnyType
+from fx2relax.late import Late
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm import relax, te, tirx, topi
+    from tvm.ir import Expr, IRModule, Range, is_prim_expr
+    from tvm.relax import AnyType, BlockBuilder, ShapeType, TensorType, TupleType, Var, op
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as T
+    from tvm.sym import Analyzer
+else:
+    tvm = Late("tvm")
+    relax, te, tirx, topi = (Late(f"tvm.{name}") for name in ("relax", "te", "tirx", "topi"))
+    op, Var, BlockBuilder, AnyType, ShapeType, TensorType, TupleType = (
+        Late("tvm.relax", name)
+        for name in (
+            *("op", "Var", "BlockBuilder", "AnyType", "ShapeType", "TensorType", "TupleType"),
+        )
+    )
+    Expr, IRModule, Range, is_prim_expr = (
+        Late("tvm.ir", name) for name in ("Expr", "IRModule", "Range", "is_prim_expr")
+    )
+    PyExprMutator = Late("tvm.relax.expr_functor", "PyExprMutator")
+    mutator = Late("tvm.relax.expr_functor", "mutator")
+    IRBuilder = Late("tvm.script.ir_builder", "IRBuilder")
+    T = Late("tvm.script.ir_builder.tirx")
+    Analyzer = Late("tvm.sym", "Analyzer")
+
+TVMTensor = tvm_ffi.Tensor  # TVM's own is a subclass
 
 __all__ = [
     "Analyzer",
@@ -122,11 +138,6 @@ def const_number(expr: Any) -> bool | int | float | None:
     return number
 
 
-# The virtual machine keeps what its last function returned; this one returns nothing, and so frees
-# the outputs of the one before as soon as their caller drops them.
-RELEASE = "fx2relax_release"
-
-
 def cpu_features() -> list[str]:
     """The processor that LLVM sees, and what it can do."""
     codegen = "tvm.codegen.llvm."
@@ -141,12 +152,12 @@ def cpu_features() -> list[str]:
 
 def register_global_func(name: str, function: Any) -> None:
     """Make a Python function callable from Relax and TIR by name; replaces an older one."""
-    tvm.register_global_func(name, function, override=True)
+    tvm_ffi.register_global_func(name, function, override=True)
 
 
 def remove_global_func(name: str) -> None:
     """Undo `register_global_func`; an unknown name is ignored."""
-    if tvm.get_global_func(name, allow_missing=True) is not None:
+    if tvm_ffi.get_global_func(name, allow_missing=True) is not None:
         tvm_ffi.remove_global_func(name)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.fx
+import tvm_ffi
 
-from fx2relax import decompositions, kept, registry
+from fx2relax import decompositions, kept, registry, tvm_runtime
 from fx2relax._version import __version__
-from fx2relax.compat import cpu_features, tvm, tvm_ffi
+from fx2relax.compat import cpu_features
 from fx2relax.errors import target_name
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
@@ -28,6 +29,14 @@ _OURS = frozenset(
     {"aten", "prims", "prim", "fx2relax", "_quantized", "quantized_decomposed", "rngprims"}
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# What says which processor it is, of x86, ARM and RISC-V, and not how fast it runs just now.
+_MODEL = frozenset(
+    {
+        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+        *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
+        *("isa", "uarch"),
+    }
+)
 # What decides when a process compiles and where it stores programs, and nothing of what is in them.
 _STORE = frozenset(
     {
@@ -209,7 +218,7 @@ def process_facts() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions that a program was compiled by, for its users to read."""
-    return {"fx2relax": __version__, "torch": torch.__version__, "tvm": tvm.__version__}
+    return {"fx2relax": __version__, "torch": torch.__version__, "tvm": tvm_runtime.version()}
 
 
 @functools.cache
@@ -218,11 +227,21 @@ def _fixed_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": [torch.__version__, torch.version.git_version],
-        "tvm": [tvm.__version__, tvm_ffi.__version__],
+        "tvm": [tvm_runtime.version(), tvm_ffi.__version__],
         "source": SOURCE,
-        "cpu": cpu_features(),
+        "cpu": _processor(),
         "kernels": torch.backends.cpu.get_cpu_capability(),  # which decide how weights are packed
     }
+
+
+def _processor() -> list[str]:
+    """What the processor is, which code is generated for."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return cpu_features()
+    lines = (line.partition(":") for line in first.splitlines())
+    return [f"{key.strip()}={value.strip()}" for key, _, value in lines if key.strip() in _MODEL]
 
 
 def _source() -> str:

@@ -271,9 +271,6 @@ def _check_sizes(found: Matched, place: int, arg: Tensor, value: Seen, where: st
             found.doubts[place] = expected
 
 
-_ANALYZER = Analyzer()
-
-
 def _equal(a: Any, b: Any, wrong: Callable[[], str]) -> bool:
     """Whether two sizes are known to be equal: False where TIR cannot tell before the call.
 
@@ -283,7 +280,7 @@ def _equal(a: Any, b: Any, wrong: Callable[[], str]) -> bool:
     if is_prim_expr(a) or is_prim_expr(b):
         if is_prim_expr(a) and is_prim_expr(b) and a.same_as(b):
             return True
-        return bool(_ANALYZER.can_prove(tirx.EQ(prim(a), prim(b))))
+        return bool(Analyzer().can_prove(tirx.EQ(prim(a), prim(b))))
     equal = a == b
     if isinstance(equal, torch.SymBool):
         # A size that depends on data is compared when it is there; others are guarded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,20 +20,24 @@ _TEXT: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_SIGNS: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
-    tirx.Add: ("+", operator.add),
-    tirx.Sub: ("-", operator.sub),
-    tirx.Mul: ("*", operator.mul),
-    tirx.FloorDiv: ("//", operator.floordiv),
-    tirx.FloorMod: ("%", operator.mod),
-    tirx.Min: ("min", lambda a, b: _extreme(a, b, min, torch.sym_min, tirx.min)),
-    tirx.Max: ("max", lambda a, b: _extreme(a, b, max, torch.sym_max, tirx.max)),
-}
+
+
+@functools.cache
+def _signs() -> dict[type, tuple[str, Callable[[Any, Any], Any]]]:
+    return {
+        tirx.Add: ("+", operator.add),
+        tirx.Sub: ("-", operator.sub),
+        tirx.Mul: ("*", operator.mul),
+        tirx.FloorDiv: ("//", operator.floordiv),
+        tirx.FloorMod: ("%", operator.mod),
+        tirx.Min: ("min", lambda a, b: _extreme(a, b, min, torch.sym_min, tirx.min)),
+        tirx.Max: ("max", lambda a, b: _extreme(a, b, max, torch.sym_max, tirx.max)),
+    }
 
 
 def is_term(size: Any) -> bool:
     """Whether this is a TIR variable, or an expression over some."""
-    return isinstance(size, tirx.Var) or type(size) in _SIGNS
+    return isinstance(size, tirx.Var) or type(size) in _signs()
 
 
 def evaluate(size: Any, known: Callable[[Any], Any]) -> Any:
@@ -57,9 +62,9 @@ def evaluate(size: Any, known: Callable[[Any], Any]) -> Any:
         return known(size)
     if isinstance(size, tirx.Cast):
         return evaluate(size.value, known)
-    if type(size) not in _SIGNS:
+    if type(size) not in _signs():
         raise ValueError(f"a size cannot be {size!r}")
-    _, rule = _SIGNS[type(size)]
+    _, rule = _signs()[type(size)]
     return rule(evaluate(size.a, known), evaluate(size.b, known))
 
 
@@ -89,9 +94,9 @@ def text(size: Any) -> str:
         return str(size.name)
     if isinstance(size, tirx.IntImm):
         return str(int(size.value))
-    if type(size) not in _SIGNS:
+    if type(size) not in _signs():
         raise ValueError(f"a size is made with + - * // % max min, not {size}")
-    sign, _ = _SIGNS[type(size)]
+    sign, _ = _signs()[type(size)]
     a, b = text(size.a), text(size.b)
     return f"{sign}({a}, {b})" if sign.isalpha() else f"({a} {sign} {b})"
 

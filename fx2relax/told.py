@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from fx2relax import stages
 from fx2relax.complexes import Complex
-from fx2relax.provenance import named_after_nodes
 
 
 def tell(importer: Any, mod: Any, nodes: Sequence[torch.fx.Node]) -> Any:
@@ -25,6 +24,8 @@ def tell(importer: Any, mod: Any, nodes: Sequence[torch.fx.Node]) -> Any:
     Returns:
         the module with variables named after their nodes.
     """
+    from fx2relax.renaming import named_after_nodes  # it builds on TVM's own classes
+
     made = []
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:

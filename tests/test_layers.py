@@ -94,6 +94,7 @@ LAYERS = [
             "switches",
             "logs",
             "provenance",
+            "renaming",
             "stages",
             "compat",
             "objects",
@@ -102,7 +103,7 @@ LAYERS = [
         },
         {"report"},
     ],
-    [{"errors"}, {"_version"}, {"disk"}, {"units"}],
+    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}
@@ -178,8 +179,8 @@ def test_an_upward_import_is_found(tmp_path):
 def test_a_sibling_import_is_found(tmp_path):
     bad = tmp_path / "build.py"
     bad.write_text("from fx2relax.importer import import_graph\n")
-    assert violations([("fx2relax.pipeline.build", bad)]) == [
-        "fx2relax.pipeline.build -> fx2relax.importer"
+    assert violations([("fx2relax.pipeline.building", bad)]) == [
+        "fx2relax.pipeline.building -> fx2relax.importer"
     ]
 
 

@@ -1,17 +1,10 @@
-"""TVM's runtime without its compiler, and the virtual machines that run a library.
-
-``import tvm`` loads a compiler that nothing here needs: it takes ten times as long as the rest.
-"""
+"""The virtual machines that run an artifact's library, by TVM's runtime alone."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import importlib.metadata
-import importlib.util
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +12,9 @@ from typing import Any
 
 import tvm_ffi
 
+from fx2relax import tvm_runtime
 from fx2relax.errors import ArtifactError
-
-#: Frees what the machine's last call returned; `pipeline.build` adds it to every library.
-_RELEASE = "fx2relax_release"
-_POOLED = 2
-_CPU = 1
+from fx2relax.tvm_runtime import Machine
 
 
 @functools.cache
@@ -35,14 +25,9 @@ def tvm_version() -> str:
         ArtifactError: none is.
     """
     try:
-        return importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    try:
-        import tvm
+        return tvm_runtime.version()
     except ImportError:
         raise ArtifactError("Apache TVM is not installed: pip install apache-tvm") from None
-    return str(tvm.__version__)
 
 
 @functools.cache
@@ -53,31 +38,12 @@ def start(kind: str) -> None:
         ArtifactError: TVM is not installed, or has no runtime for the device.
     """
     _choose_threads()
-    if "tvm" in sys.modules:
-        return
-    folder = _libraries()
-    if folder is None:
-        tvm_version()
-        importlib.import_module("tvm")
-        return
-    ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
-    extra = folder / f"libtvm_runtime_{kind}.so"
-    if kind != "cpu" and extra.exists():
-        try:
-            ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            raise ArtifactError(f"TVM's runtime for {kind} cannot be loaded: {error}") from None
-
-
-def _libraries() -> Path | None:
-    """Where TVM's libraries are, as `tvm.libinfo` finds them; None where it is laid out anew."""
-    found = importlib.util.find_spec("tvm")
-    roots = list(found.submodule_search_locations or ()) if found is not None else []
-    chosen = os.environ.get("TVM_LIBRARY_PATH")
-    for folder in (*([Path(chosen)] if chosen else []), *(Path(root) / "lib" for root in roots)):
-        if (folder / "libtvm_runtime.so").exists():
-            return folder
-    return None
+    try:
+        tvm_runtime.start(kind)
+    except ImportError:
+        raise ArtifactError("Apache TVM is not installed: pip install apache-tvm") from None
+    except OSError as error:
+        raise ArtifactError(f"TVM's runtime for {kind} cannot be loaded: {error}") from None
 
 
 def _choose_threads() -> None:
@@ -111,10 +77,8 @@ def device(name: Any) -> Any:
     Raises:
         ArtifactError: there is no such device.
     """
-    if isinstance(name, tvm_ffi.Device):
-        return name
     try:
-        return tvm_ffi.device(str(name))
+        return tvm_runtime.device(name)
     except Exception as error:
         raise ArtifactError(f"there is no device {name!r}: {error}") from None
 
@@ -157,32 +121,13 @@ class Machines:
 
     def _new(self) -> Machine:
         try:
-            return Machine(self._module["vm_load_executable"](), self._where)
+            return Machine(self._module, self._where)
         except Exception as error:
             raise ArtifactError(
                 f"{self._name} cannot be run here: {_first(error)}. A library that calls functions"
                 " of PyTorch or of a Python module is not one that runs without them: import"
                 ' what defines them first, or export with library="none"'
             ) from error
-
-
-class Machine:
-    """One virtual machine."""
-
-    def __init__(self, module: Any, where: Any) -> None:
-        self.module = module
-        kinds = [(where.dlpack_device_type(), where.index)]
-        if kinds[0][0] != _CPU:
-            kinds.append((_CPU, 0))  # sizes are worked out there
-        module["vm_initialization"](*(n for kind in kinds for n in (*kind, _POOLED)))
-        self._functions: dict[str, Any] = {}
-        self.release = module[_RELEASE] if module.implements_function(_RELEASE) else lambda: None
-
-    def __getitem__(self, name: str) -> Any:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self.module[name]
-        return function
 
 
 def _loaded(library: bytes, name: str) -> Any:

@@ -12,7 +12,6 @@ import json
 from typing import Any
 
 import torch
-import tvm
 import tvm_ffi
 from torch.utils.dlpack import from_dlpack
 
@@ -45,6 +44,6 @@ def lapack(description: str, *tensors: Any) -> None:
         out.copy_(results[index])
 
 
-tvm.register_global_func(NAME, lapack, override=True)
+tvm_ffi.register_global_func(NAME, lapack, override=True)
 # Kernels and callbacks raise by the name of a kind.
 tvm_ffi.register_error("LinAlgError", torch.linalg.LinAlgError)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import tvm
+import tvm_ffi
 from torch.utils.dlpack import from_dlpack
 
 PREFIX = "fx2relax.library."
@@ -190,4 +190,4 @@ FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
 }
 
 for _name, _function in FUNCTIONS.items():
-    tvm.register_global_func(PREFIX + _name, _function, override=True)
+    tvm_ffi.register_global_func(PREFIX + _name, _function, override=True)

@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fx2relax import disk
-from fx2relax.compat import tvm
+import tvm_ffi
+
+from fx2relax import disk, tvm_runtime
 
 
 def load(library: bytes) -> Any:
-    """What a `relax.VirtualMachine` runs, from what `pipeline.library_code` returned.
+    """The module that virtual machines run, from what `pipeline.library_code` returned.
 
     The bytes are loaded from a file of this process alone, which is gone afterwards: the linker
     would take one file that is loaded twice for one library, whose context both would share, and
@@ -37,4 +38,5 @@ def _load(library: bytes, folder: Path) -> Any:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(library)
-    return tvm.runtime.load_module(str(path))
+    tvm_runtime.start("cpu")
+    return tvm_ffi.load_module(str(path))

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import tvm_ffi
 
+from fx2relax import tvm_runtime
 from fx2relax.calling import Calling
-from fx2relax.compat import RELEASE, relax, tvm
 from fx2relax.errors import ArgumentError, KernelFailure
 from fx2relax.imported import Imported
 from fx2relax.objects import operators
@@ -35,7 +36,7 @@ class Program:
 
     Args:
         imported: what the executable was compiled from.
-        executable: for TVM's virtual machine.
+        executable: a loaded library, or what `relax.build` gives.
         device: where the tensors are; the CPU when left out.
         calling: how the function is called; it takes and returns what `imported` says when left
             out.
@@ -55,7 +56,7 @@ class Program:
         self.imported = imported
         self.device = device or torch.device("cpu")
         torch_call.register(imported.torch_calls)
-        where = tvm.device(self.device.type, self.device.index or 0)
+        where = tvm_runtime.device(f"{self.device.type}:{self.device.index or 0}")
         machines = _Machines(executable, where, imported.name)
         transform = f"{imported.name}_transform_params"
         lifted = machines.machine.module.implements_function(transform)
@@ -96,11 +97,11 @@ class Program:
             instrument: see `relax.VirtualMachine.set_instrument`.
         """
         machine = self._machines.machine
-        machine.set_instrument(instrument)
+        machine["set_instrument"](instrument)
         try:
             yield
         finally:
-            machine.set_instrument(_ignore)  # there is no way to take one back
+            machine["set_instrument"](_ignore)  # there is no way to take one back
 
 
 class _Parts:
@@ -178,7 +179,7 @@ def _by_a_kernel(error: Exception) -> bool:
     C++ leaves a frame of its own file; what it throws without one is an InternalError, and what it
     is not made for a TypeError.
     """
-    if isinstance(error, (TypeError, tvm.error.InternalError)):
+    if isinstance(error, TypeError) or tvm_runtime.has_kind(error, "InternalError"):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     file = frames[-1][0].f_code.co_filename if frames else ""
@@ -210,13 +211,11 @@ def _sharing(results: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
 class _Machines(threading.local):
     """The virtual machine of each thread: one must not be entered by two at once."""
 
-    def __init__(
-        self, executable: Any, where: Any, name: str, memory_cfg: str | None = None
-    ) -> None:
-        self.machine = relax.VirtualMachine(executable, where, memory_cfg=memory_cfg)
+    def __init__(self, executable: Any, where: Any, name: str, pooled: bool = True) -> None:
+        module = executable if isinstance(executable, tvm_ffi.Module) else executable.jit()
+        self.machine = tvm_runtime.Machine(module, where, pooled=pooled)
         self.main = self.machine[name]
-        #: Lets go of what the last call returned.
-        self.release = self.machine[RELEASE]
+        self.release = self.machine.release
 
 
 class _Transform:
@@ -232,7 +231,7 @@ class _Transform:
     """
 
     def __init__(self, executable: Any, where: Any, name: str, size: int) -> None:
-        self._machines = _Machines(executable, where, name, memory_cfg="naive")
+        self._machines = _Machines(executable, where, name, pooled=False)
         self._large = size >= _LARGE
 
     def __call__(self, weights: Any) -> Any:

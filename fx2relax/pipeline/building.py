@@ -15,8 +15,9 @@ from tvm import relax
 from fx2relax import objects
 
 from ..calling import Calling
-from ..compat import RELEASE, const_int
+from ..compat import const_int
 from ..runtime import native
+from ..tvm_runtime import RELEASE
 from .batch_norm import fold_scales
 from .byte_weights import use_byte_weights
 from .codegen import NAME, UNCHECKED
