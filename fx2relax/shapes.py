@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,11 @@ class SymbolTable:
     def __init__(self, ranges: Mapping[sympy.Symbol, Any] | None = None) -> None:
         self.vars: dict[sympy.Symbol, Any] = {}
         self.ranges = ranges or {}
-        self.analyzer = Analyzer()
+
+    @functools.cached_property
+    def analyzer(self) -> Any:
+        """What is known of the variables."""
+        return Analyzer()
 
     def var(self, symbol: sympy.Symbol) -> Any:
         """The variable that stands for a symbol, made on first use."""
