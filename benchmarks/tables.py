@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from benchmarks.figures import Figure, parts, ratio, sides, summary, title
+from benchmarks.figures import Figure, geometric_mean, parts, ratio, sides, summary, title
 from benchmarks.results import Cell, Group, Results
-from benchmarks.sides import OURS
+from benchmarks.sides import OURS, split
 
 
 @dataclass
@@ -190,12 +190,39 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def ratios(results: Results) -> Table | None:
+    """How many times faster ours is than each side: a row a network, its batch sizes in one cell.
+
+    Of the most threads that the run has; None where no network was timed.
+    """
+    groups = [g for g in results.groups if (g.mode, g.kind) == ("inference", "network")]
+    if not groups:
+        return None
+    threads = max(group.threads for group in groups)
+    groups = [group for group in groups if group.threads == threads]
+    others = [side for side in sides(results) if split(side)[0] != OURS]
+    rows = []
+    for case in dict.fromkeys(group.case for group in groups):
+        of_case = sorted((g for g in groups if g.case == case), key=lambda g: g.batch)
+        cells = []
+        for side in others:
+            found = [ratio(group, side) for group in of_case]
+            cells.append(" / ".join("-" if r is None else f"{r:.2f}" for r in found))
+        batches = " / ".join(str(group.batch) for group in of_case)
+        rows.append([case, batches, *cells])
+    means = [[r for g in groups if (r := ratio(g, side)) is not None] for side in others]
+    rows.append(["geometric mean", "", *(f"{geometric_mean(m):.2f}" if m else "-" for m in means)])
+    caption = f"times faster than each, {threads} thread{'s' if threads > 1 else ''}"
+    return Table("In short", ["network", "batch", *others], rows, caption)
+
+
 def markdown(results: Results) -> str:
     """The same as a Markdown document, with the plots that `plots.draw` writes beside it."""
     from benchmarks.plots import names
 
     lines = ["# Benchmarks", "", *(f"{line}  " for line in where(results)), ""]
-    for table in [_summary(results), *tables(results)]:
+    short = ratios(results)
+    for table in [_summary(results), *([short] if short else []), *tables(results)]:
         lines += [f"## {table.heading}", ""]
         lines += [_row(table.columns), _row(["---"] * len(table.columns))]
         lines += [_row(row) for row in table.rows]

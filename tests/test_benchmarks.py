@@ -279,6 +279,8 @@ def test_tables_and_plots_from_a_file(fixed, tmp_path):
     assert "[1] openvino: not installed: openvino" in text
     assert "[3] openvino: RuntimeError: a | b" in text
     assert "python -m benchmarks --quick" in text
+    assert "| bert | 1 | 4.00 | 2.00 | - |\n| mlp | 1 | 2.00 | 0.50 | - |" in text
+    assert "| geometric mean |  | 2.83 | 1.00 | - |" in text
     assert "| inference | bert | 1 | 2 | 1600 / 1440 | 800 / 720 (13.0w) |" in text
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == {
