@@ -48,7 +48,7 @@ from fx2relax.reproducers import write_reproducer
 from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.storages import whole_inputs
-from fx2relax.training_contest import Turns
+from fx2relax.taking_turns import Turns
 from fx2relax.whole import whole_operators
 from fx2relax.writes import copy_kept, take_writes, writing
 
@@ -265,7 +265,7 @@ class _Compiler:
 
         call: Call
         alternatives = None
-        if watch or self._takes_turns(phase):
+        if watch or self._takes_turns():
             entered = rivals.enter(graph, specs, self.options, callable_of)
             built, alternatives = entered.built, entered.alternatives
             call = alternatives.call
@@ -297,8 +297,8 @@ class _Compiler:
         deterministic = torch.are_deterministic_algorithms_enabled()
         return never_slower.enabled(self.options.never_slower) and not deterministic
 
-    def _takes_turns(self, phase: str) -> bool:
-        return phase != "inference" and self.options.library == "auto" and self._may_time()
+    def _takes_turns(self) -> bool:
+        return self.options.library == "auto" and self._may_time()
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""

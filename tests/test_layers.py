@@ -21,7 +21,7 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"rivals"}, {"training_contest"}, {"extern"}, {"ahead"}],
+    [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}],
     [{"programs"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
     [

@@ -14,7 +14,7 @@ from fx2relax import rivals
 from fx2relax.alternatives import Alternatives
 from fx2relax.background import Job
 from fx2relax.never_slower import Verdicts
-from fx2relax.training_contest import Turns
+from fx2relax.taking_turns import Turns
 
 
 class Ways:

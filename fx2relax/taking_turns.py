@@ -1,7 +1,8 @@
-"""A training graph runs in the faster of its programs: its first calls take turns.
+"""A graph whose calls are made once runs in the faster of its programs: its first calls take turns.
 
-A call is never made twice: it may draw random numbers, and what it gives is kept for the gradients,
-so that a second result would take as much memory again.
+That is a graph that leaves a trace (it writes to a cache, it draws random numbers), and each graph
+of a training step: what it gives is kept for the gradients, so that a second result would take as
+much memory again.
 """
 
 from __future__ import annotations
