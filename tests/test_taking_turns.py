@@ -1,4 +1,4 @@
-"""A training graph's programs take turns, no call is made twice, and the faster one stays."""
+"""A graph's programs take turns, no call is made twice, and the faster one stays."""
 
 from __future__ import annotations
 
@@ -130,16 +130,55 @@ def _train(run: Callable[[torch.Tensor], torch.Tensor], net: Net, steps: int) ->
     return losses
 
 
-@pytest.mark.usefixtures("timed")
-def test_training_is_eagers_whoever_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[rivals.Entered] = []
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[rivals.Entered]:
+    """What is compiled in several ways."""
+    found: list[rivals.Entered] = []
     enter = rivals.enter
 
     def spy(*arguments: Any) -> rivals.Entered:
-        entered.append(enter(*arguments))
-        return entered[-1]
+        found.append(enter(*arguments))
+        return found[-1]
 
     monkeypatch.setattr(rivals, "enter", spy)
+    return found
+
+
+class Cached(torch.nn.Module):
+    """One step of decoding: it writes to the cache that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = torch.nn.Linear(48, 64), torch.nn.Linear(64, 48)
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, at, self.into(x))
+        return self.out(cache.softmax(0).sum(0, keepdim=True)) + x
+
+
+def _decode(run: Callable[..., torch.Tensor], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x, cache = torch.ones(1, 48), torch.zeros(steps, 64)
+    with torch.no_grad():
+        for step in range(steps):
+            x = run(x, cache, torch.tensor([step]))
+    return x, cache
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_cache_is_written_once_whoever_has_the_turn(entered: list[rivals.Entered]) -> None:
+    net = Cached()
+    fast = torch.compile(net, backend="relax")
+    _decode(fast, 24)
+    assert fx2relax.wait_for_compilation(300)
+    got = _decode(fast, 24)
+    assert [len(e.alternatives.names) for e in entered] == [1] * len(entered), "there is no verdict"
+    assert entered
+    torch.testing.assert_close(got, _decode(net, 24), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("timed")
+def test_training_is_eagers_whoever_has_the_turn(entered: list[rivals.Entered]) -> None:
     eager, fast = Net(), Net()
     expected = _train(eager, eager, 20)
     got = _train(torch.compile(fast, backend="relax"), fast, 20)
