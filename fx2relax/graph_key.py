@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 import torch.fx
-import tvm_ffi
 
 from fx2relax import decompositions, kept, registry, tvm_runtime
 from fx2relax._version import __version__
-from fx2relax.compat import cpu_features
+from fx2relax.compat import cpu_features, tvm_ffi
 from fx2relax.errors import target_name
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name

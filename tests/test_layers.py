@@ -187,7 +187,8 @@ def test_a_sibling_import_is_found(tmp_path):
 @pytest.mark.parametrize(("module", "path"), list(_sources()), ids=lambda v: str(v))
 def test_tvm_is_named_in_few_places(module, path):
     """`compat` names TVM; so do the passes, the runtime and what runs without them."""
-    if module.split(".")[1:2] in (["compat"], ["pipeline"], ["runtime"], ["deploy"]):
+    naming = ("compat", "pipeline", "runtime", "deploy", "tvm_runtime")
+    if module.split(".")[1:2] in [[name] for name in naming]:
         return
     named = [n for n in _imports(module, path) if n.split(".")[0] in ("tvm", "tvm_ffi")]
     assert named == [], f"{module} imports {named}; take the names from fx2relax.compat"
