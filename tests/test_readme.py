@@ -7,18 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pages
+
 README = Path(__file__).parents[1] / "README.md"
 
 
-def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-
-
 def test_python_blocks_run(tmp_path):
-    """In one process of their own: they register converters, and build on each other."""
-    assert len(blocks()) >= 3
+    """In one new process: they register converters, build on each other, and import little."""
+    assert sum(block.language == "python" for block in pages.blocks(README)) >= 3
     script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks()), encoding="utf-8")
+    script.write_text(pages.program(README), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
