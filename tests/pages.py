@@ -2,8 +2,8 @@
 
 The language of a block says what becomes of it:
 
-- ``python`` runs. One that begins with ``# model.py`` is a file of this name as well. One that
-  begins with ``# raises NAME`` has to raise an exception of that very class.
+- ``python`` runs. One that begins with ``# raises NAME`` has to raise an exception of that very
+  class. One that begins with ``# model.py`` is the file of this name, and does not run by itself.
 - ``text`` is what the block above it prints, or what its exception says. ``...`` is anything.
 - ``console`` has commands behind ``$``, which run, and what they print. ``; echo $?`` adds the exit
   code.
@@ -77,7 +77,7 @@ def program(page: Path) -> str:
     """The Python of a page, every line in its place."""
     text = ""
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and not _FILE.match(block.text):
             text += "\n" * (block.line - 1 - text.count("\n")) + block.text
     return text
 
@@ -148,6 +148,7 @@ def _python(block: Block, module: types.ModuleType, source: Path) -> str | None:
     named = _FILE.match(block.text)
     if named is not None:
         Path(named[1]).write_text(block.text, encoding="utf-8")
+        return None
     code = compile("\n" * (block.line - 1) + block.text, str(source), "exec", dont_inherit=True)
     raises = _RAISES.match(block.text)
     if raises is None:
