@@ -147,7 +147,7 @@ def check(
         what is wrong; all programs that might run are checked, with and without library calls.
 
     Raises:
-        what calling the model raises.
+        Exception: what calling the model raises.
     """
     call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)
     checker = _Checker(tolerance)

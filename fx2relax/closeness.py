@@ -72,7 +72,18 @@ def strides(tensor: torch.Tensor, every: bool = False) -> list[int]:
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tol: Any = None, where: str = "") -> None:
-    """Assert that two tensors hold the same values within a tolerance; NaN equals NaN."""
+    """Assert that two tensors hold the same values within a tolerance; NaN equals NaN.
+
+    Args:
+        actual: what is judged, of any shape and dtype.
+        expected: what it should be, of the same.
+        tol: relative and absolute tolerance, or one figure for both; that of the dtype in
+            `TOLERANCES` when left out, and none for integers.
+        where: what it is, for the message.
+
+    Raises:
+        AssertionError: they differ.
+    """
     rtol, atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
     if isinstance(tol, tuple):
         rtol, atol = tol

@@ -73,6 +73,9 @@ class Kernels:
     def build(self) -> Kernels:
         """Compile now, and look for every symbol.
 
+        Returns:
+            the same kernels.
+
         Raises:
             BuildFailure: the source does not compile, a symbol is missing, or is there twice.
         """
@@ -116,8 +119,8 @@ class Kernels:
 class Kernel:
     """One kernel: a symbol, or several of which the arguments' dtypes choose.
 
-    Called with PyTorch's tensors it runs; called with Relax expressions inside a converter it
-    returns an expression, and its object travels with the module.
+    Made by `Kernels`. Called with PyTorch's tensors it runs; called with Relax expressions inside
+    a converter it returns an expression, and its object travels with the module.
 
     Attributes:
         name: what errors call it.
@@ -142,10 +145,18 @@ class Kernel:
     def matched(
         self, args: Sequence[Any], what: str, names: Sequence[str] | None = None
     ) -> tuple[str, Matched]:
-        """The symbol for some arguments (tensors as `Seen`), and their sizes.
+        """The symbol for some arguments, and their sizes.
+
+        Args:
+            args: numbers and None as they are, tensors as `rules.Seen`.
+            what: the operator, for errors.
+            names: the arguments' names, for errors.
+
+        Returns:
+            the symbol, and what the names in its rule stand for.
 
         Raises:
-            ArgumentError: (a ValueError) see `rules.match`.
+            ArgumentError: (a ValueError) an argument of the wrong kind, dtype, rank or size.
         """
         rules = list(self.rules.values())
         names = names or [f"{i}" for i in range(len(args))]
@@ -161,6 +172,10 @@ class Kernel:
             args: tensors of any strides, numbers, and None for a tensor that is left out.
             what: the operator, for errors; the kernel's name when left out.
             names: the arguments' names, for errors.
+
+        Returns:
+            new compact tensors of the rule's shapes and dtypes, on the arguments' device; one, or
+            a tuple where the rule has one.
 
         Raises:
             ArgumentError: (a ValueError) a wrong argument.
@@ -278,6 +293,9 @@ def object(
         name: what errors call it; the file's name when left out.
         link: further flags of the linker (``["-lblas"]``).
 
+    Returns:
+        the kernels, by the names of `functions`.
+
     Raises:
         BuildFailure: a symbol that it does not export.
         ValueError: it is no object file.
@@ -311,6 +329,9 @@ def source(
         flags: further flags of the compiler (``["-O3", "-march=native"]``).
         link: further flags of the linker.
         name: what errors call it.
+
+    Returns:
+        the kernels, by the names of `functions`.
 
     Raises:
         ValueError: another language. What else can fail is raised on the first use, or by

@@ -121,8 +121,11 @@ def converts(
     and every other parameter or buffer is a Relax variable and every other attribute is the
     module's own. It returns a Relax expression, or a tuple of them.
 
+    Returns:
+        a decorator that returns the function as it is.
+
     Raises:
-        RegistrationError: a target is taken (and ``override`` is False) or is none.
+        RegistrationError: (a ValueError) a target is taken (and ``override`` is False) or is none.
     """
     if not targets:
         raise RegistrationError("converts() needs at least one target")
@@ -209,6 +212,9 @@ def overrides(mapping: Mapping[Target, Callable[..., Any]] | None) -> Iterator[N
     Args:
         mapping: target -> converter function. It holds for graphs imported or compiled inside
             the block; `torch.compile` compiles at the first call.
+
+    Raises:
+        RegistrationError: (a ValueError) a target is none.
     """
     scope = {}
     for target, function in (mapping or {}).items():

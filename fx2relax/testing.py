@@ -95,8 +95,16 @@ def assert_same_call(
 ) -> None:
     """Assert that one call of a compiled function does what one of ``fn`` does.
 
-    Each side gets copies of the inputs; the arguments and what is compared are those of
-    `assert_matches_eager`.
+    Each side gets copies of the inputs. What is compared is what `assert_matches_eager` compares.
+
+    Args:
+        compiled: what is judged.
+        fn: what it should do.
+        inputs: of the call: tensors, or nests of tensors and Python values.
+        grad: see `assert_matches_eager`, as for the next three.
+        tol: the same.
+        seed: the same.
+        every_stride: the same.
 
     Raises:
         AssertionError: the two sides differ.
@@ -116,7 +124,15 @@ def _run(fn: Callable[..., Any], inputs: Sequence[Any], seed: int | None) -> Any
 
 
 def copied(inputs: Sequence[Any], grad: bool = False) -> Any:
-    """The inputs again: other memory, the same strides, offset and shared storages."""
+    """The inputs again: other memory, the same strides, offset and shared storages.
+
+    Args:
+        inputs: tensors, or nests of tensors and Python values.
+        grad: whether floating-point tensors require gradients where none does.
+
+    Returns:
+        a list of the same nests.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     bases: dict[int, torch.Tensor] = {}
     wanted = grad and not any(

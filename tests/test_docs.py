@@ -17,7 +17,7 @@ import pages
 import pytest
 
 import fx2relax
-from fx2relax import cli, errors, extern, pipeline, testing
+from fx2relax import cli, deploy, errors, extern, pipeline, testing
 from fx2relax.doctor.switches import KNOWN
 from fx2relax.options import Options
 
@@ -109,13 +109,12 @@ def test_commands_are_as_they_are_written(command):
     if words == ["--version"]:
         return
     found: Any = cli.main
-    context = click.Context(found, info_name="fx2relax")
+    name: str | None = "fx2relax"
+    context = None
     while isinstance(found, click.Group):
+        context = click.Context(found, info_name=name, parent=context)
         name, found, words = found.resolve_command(context, words)
-        assert found is not None
-        context = found.make_context(name, list(words), parent=context, **{}) if not isinstance(
-            found, click.Group
-        ) else click.Context(found, info_name=name, parent=context)
+    found.make_context(name, words, parent=context)
 
 
 # -- what the pages have to name ------------------------------------------------------------------
@@ -140,7 +139,9 @@ def exceptions() -> list[type[Exception]]:
     found = {errors.Fx2RelaxError, *errors.Fx2RelaxError.__subclasses__()}
     for known in list(found):
         found |= set(known.__subclasses__())
-    return sorted((e for e in found if e.__module__.startswith("fx2relax")), key=lambda e: e.__name__)
+    return sorted(
+        (e for e in found if e.__module__.startswith("fx2relax")), key=lambda e: e.__name__
+    )
 
 
 @pytest.mark.parametrize("error", exceptions(), ids=lambda e: e.__name__)
@@ -183,6 +184,7 @@ def public() -> dict[str, Any]:
     """Public functions, classes, and the methods of these, by name."""
     places = {"fx2relax": fx2relax, "extern": extern, "testing": testing}
     found = {f"{p}.{n}": getattr(m, n) for p, m in places.items() for n in m.__all__}
+    found["deploy.link"] = deploy.link
     for name in ("build", "lower", "assemble", "census", "lift_weights", "merge_transforms"):
         found[f"pipeline.{name}"] = getattr(pipeline, name)
     for name, value in list(found.items()):

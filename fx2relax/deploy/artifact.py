@@ -108,10 +108,14 @@ def load(
         verify: whether the weight file's hash is checked, for which all of it is read; its size
             and the library's hash are checked in any case.
 
+    Returns:
+        the functions, by name; the weights, by name; the states.
+
     Raises:
         ArtifactError: the folder is no artifact, or one that this TVM or this machine cannot
             run, or a file of it is cut off, damaged or another one; names the file.
-        WeightError: `weights` are not those of the artifact; names all that are wrong.
+        WeightError: (a ValueError) `weights` are not those of the artifact; names all that are
+            wrong.
     """
     place = Path(folder)
     if out not in OUT:

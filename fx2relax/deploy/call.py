@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class Callee:
-    """A function of a loaded artifact.
+    """A function of a loaded artifact. Made by `load`.
 
     Calling it takes its arguments by position or name, as NumPy arrays or tensors with DLPack
     (ints for sizes, and tuples, lists and dicts of these where it was exported so), and returns

@@ -42,7 +42,7 @@ def explain(
         the report; print it, show it in a notebook, or ask it to `measure`.
 
     Raises:
-        what calling the model raises.
+        Exception: what calling the model raises.
     """
     call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)
     recorder = Recorder()
@@ -58,6 +58,8 @@ def explain(
 class Explanation:
     """What became of a model.
 
+    Made by `explain`.
+
     Attributes:
         data: all that is known, as plain data.
     """
@@ -71,7 +73,7 @@ class Explanation:
         """Call the model and time its kernels.
 
         Args:
-            seconds: how long, about.
+            seconds: how long the calls may take together, about.
 
         Returns:
             this report, with times in it.
@@ -92,7 +94,14 @@ class Explanation:
         return page(self.data)
 
     def save(self, path: str) -> None:
-        """Write `to_html`, or `to_json` where the name ends in ``.json``."""
+        """Write `to_html`, or `to_json`.
+
+        Args:
+            path: of the file; JSON where it ends in ``.json``, else HTML.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         text = self.to_json() if str(path).endswith(".json") else self.to_html()
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

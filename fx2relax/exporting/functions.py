@@ -71,6 +71,8 @@ class Function:
 class Exported:
     """Functions of a model over one set of weights.
 
+    Made by `export` and `from_exported_program`.
+
     Attributes:
         mod: the Relax module. Each function is public; its attribute ``num_input`` counts the
             parameters that are not weights, and behind them it takes every weight of `params`.
@@ -156,7 +158,7 @@ class Exported:
             target: a TVM target, its dict or its name; this machine when left out.
 
         Returns:
-            a library that can be saved.
+            a library that can be saved, and its weights.
 
         Raises:
             BuildFailure: TVM cannot compile a function.
@@ -164,7 +166,17 @@ class Exported:
         return build(self, target)
 
     def save(self, folder: str | os.PathLike[str], target: Any = None) -> None:
-        """`build`, then `Built.save`."""
+        """Compile all functions and write a folder that `load` takes: `build`, then `Built.save`.
+
+        Args:
+            folder: where; see `Built.save`.
+            target: see `build`.
+
+        Raises:
+            BuildFailure: TVM cannot compile a function.
+            WeightError: (a ValueError) weights without data; lists them.
+            ArtifactError: the folder holds something else.
+        """
         self.build(target).save(folder)
 
     def __repr__(self) -> str:

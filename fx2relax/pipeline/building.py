@@ -91,7 +91,12 @@ def lower(
 
 
 def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
-    """Lower a module and compile it: see `lower` for the arguments.
+    """Lower a module and compile it.
+
+    Args:
+        mod: see `lower`, as for the others.
+        target: the same.
+        library: the same.
 
     Returns:
         a `relax.VMExecutable`. Each call of its functions gives fresh output tensors and leaves
@@ -101,7 +106,15 @@ def build(mod: Any, *, target: Any = None, library: str = "torch") -> Any:
 
 
 def assemble(lowered: Any, *, target: Any = None) -> Any:
-    """Compile what `lower` returned, for the same target."""
+    """Compile what `lower` returned.
+
+    Args:
+        lowered: the module.
+        target: the one that it was lowered for.
+
+    Returns:
+        a `relax.VMExecutable`; see `build`.
+    """
     return machine_code(_with_memory(lowered), target=target)
 
 
@@ -260,7 +273,14 @@ def _to_virtual_machine() -> Any:
 
 
 def census(lowered: Any) -> dict[str, int]:
-    """How many generated kernels a lowered module holds, and how many library calls it makes."""
+    """How many generated kernels a lowered module holds, and how many library calls it makes.
+
+    Args:
+        lowered: what `lower` returned.
+
+    Returns:
+        ``{"tir_kernels": count, "library_calls": count}``
+    """
     kernels = sum(isinstance(f, tvm.tirx.PrimFunc) for _, f in lowered.functions_items())
     calls = 0
 

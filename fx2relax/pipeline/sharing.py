@@ -38,7 +38,7 @@ def lift_weights(mod: Any, shared: bool | Sequence[str] = True) -> Shared:
         the module, what was lifted, and what was not and why; see `Shared`.
 
     Raises:
-        SharedWeightsError: see `share_transforms`.
+        SharedWeightsError: (a ValueError) see `share_transforms`.
     """
     if not isinstance(shared, bool):
         return share_transforms(mod, shared)
