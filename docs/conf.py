@@ -30,7 +30,10 @@ napoleon_use_rtype = False
 # `name` in a docstring: a link where this reference has it.
 default_role = "py:obj"
 # All that is in this reference has to be found; what is PyTorch's, TVM's or Python's is elsewhere.
-nitpick_ignore_regex = [(r"py:.*", r"(?!fx2relax\.).*"), (r"py:.*", r"fx2relax\.registry\.Function")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!fx2relax\.).*"),
+    (r"py:.*", r"fx2relax\.registry\.Function"),
+]
 
 
 def _without_constructor(

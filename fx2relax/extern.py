@@ -108,7 +108,17 @@ class Kernels:
         return loading.load(toolchain.link([(file.data, file.link)], self.name))
 
     def function(self, symbol: str) -> Any:
-        """A function of the object, in this process. Raises what `build` raises."""
+        """A function of the object, in this process.
+
+        Args:
+            symbol: its name in the object.
+
+        Returns:
+            a packed function of TVM FFI: it takes tensors and numbers, and writes its results.
+
+        Raises:
+            BuildFailure: see `build`.
+        """
         found = self._functions.get(symbol)
         if found is None:
             with self._lock:

@@ -21,13 +21,13 @@ class Options:
             that TVM cannot build in eager with a warning; ``"raise"`` raises in both cases.
         library: ``"torch"`` sends products, convolutions and attention to PyTorch's own kernels;
             ``"none"`` generates every kernel; ``"auto"`` is ``"torch"``, or what is generated
-            where an inference graph's first calls show that this is faster (and `never_slower`
-            allows them to be timed).
+            where a graph's first calls show that this is faster (and `never_slower` allows them
+            to be timed).
         call_function_map: converters for Python functions, Tensor methods and ATen overloads,
             for this call only.
         call_module_map: the same for module classes.
         cache: whether compiled programs are kept on disk and found there.
-        cache_size: how many bytes they may take; $FX2RELAX_CACHE_SIZE or 1 GiB when left out.
+        cache_size: how many bytes they may take; ``$FX2RELAX_CACHE_SIZE`` or 1 GiB when left out.
         never_slower: whether a graph that eager runs faster runs in eager, see `never_slower`.
         mode: the mode of `torch.compile`.
     """
