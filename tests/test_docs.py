@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -129,6 +130,22 @@ def rows(text: str) -> set[str]:
 def test_every_option_has_a_row():
     assert {f.name for f in fields(Options)} - {"mode"} <= rows(page("options"))
     assert "## `mode`" in page("options")
+
+
+def test_defaults_are_the_options_own():
+    found = re.findall(r"^\| `(\w+)` \| `([^`]+)` \(default\)", page("options"), re.M)
+    assert len(found) >= 4
+    for name, value in found:
+        assert ast.literal_eval(value) == getattr(Options(), name)
+
+
+def test_limits_are_those_of_the_readme():
+    """Its names at least; the words are others."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Limits")[2].partition("\nMore: ")[0]
+    names = set(re.findall(r"`[^`]+`", section))
+    assert len(names) >= 5
+    assert names <= set(re.findall(r"`[^`]+`", page("limits")))
 
 
 def test_every_switch_has_a_row():
