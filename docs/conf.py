@@ -32,7 +32,7 @@ default_role = "py:obj"
 # All that is in this reference has to be found; what is PyTorch's, TVM's or Python's is elsewhere.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fx2relax\.).*"),
-    (r"py:.*", r"fx2relax\.registry\.Function"),
+    (r"py:.*", r"fx2relax\.(late\..*|registry\.Function)"),
 ]
 
 

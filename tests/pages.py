@@ -39,7 +39,9 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 _RAISES = re.compile(r"# raises ([\w.]+)\n")
 _EXIT_CODE = "; echo $?"
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tvm.relax", "fx2relax.backend", "fx2relax.converters"])
+_context.set_forkserver_preload(
+    ["torch", "tvm.relax", "fx2relax.backend", "fx2relax.converters", "fx2relax.pipeline.building"]
+)
 
 
 @dataclass(frozen=True)

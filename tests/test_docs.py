@@ -154,7 +154,8 @@ def test_every_switch_has_a_row():
 
 
 def exceptions() -> list[type[Exception]]:
-    found = {errors.Fx2RelaxError, *errors.Fx2RelaxError.__subclasses__()}
+    found = {errors.Fx2RelaxError, pipeline.SharedWeightsError}
+    found |= set(errors.Fx2RelaxError.__subclasses__())
     for known in list(found):
         found |= set(known.__subclasses__())
     return sorted(
