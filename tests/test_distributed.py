@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fx2relax import collectives
+from fx2relax.errors import BuildFailure
+
 HERE = Path(__file__).parent
 #: The processes themselves end before, and say where they hang.
 SECONDS = 900
@@ -97,3 +100,49 @@ def test_two_gpus(name: str, outcomes: Outcomes) -> None:
     """By NCCL. Graphs on a GPU run in PyTorch, as a warning says."""
     for rank, why in enumerate(outcomes(name, "cuda")):
         assert not why, f"process {rank}: {why}"
+
+
+c10d = torch.ops._c10d_functional
+
+
+def test_inputs_that_are_waited_for() -> None:
+    """Those that a collective may still write to, also through a view; none of the graph's own."""
+    graph = torch.fx.Graph()
+    a, b, c = (graph.placeholder(name) for name in "abc")
+    made = graph.call_function(c10d.all_reduce.default, (a, "sum", "0"))
+    graph.call_function(c10d.wait_tensor.default, (made,))
+    flat = graph.call_function(torch.ops.aten.view.default, (b, [-1]))
+    graph.call_function(c10d.wait_tensor.default, (flat,))
+    graph.output((c,))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert collectives.waited_inputs(module) == [1]
+    assert collectives.holds_collectives(module)
+
+
+@pytest.mark.parametrize("name", ["isend", "irecv"])
+def test_one_sided_calls_are_left_to_pytorch(name: str) -> None:
+    graph = torch.fx.Graph()
+    made = graph.call_function(
+        getattr(c10d, name).default, (graph.placeholder("x"), 1, 0, "default")
+    )
+    graph.output((made,))
+    with pytest.raises(BuildFailure, match="sends to one process"):
+        collectives.refuse_one_sided(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def test_operators_that_may_talk_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own do not; a user's may, where there are others."""
+
+    def shared(target: object) -> bool:
+        graph = torch.fx.Graph()
+        graph.output(graph.call_function(target, (graph.placeholder("x"),)))
+        return collectives.is_shared(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+    users = torch.ops.profiler._record_function_exit  # of no namespace that is known
+    assert shared(c10d.wait_tensor)
+    assert not shared(torch.ops.aten.sin.default)
+    assert not shared(users)
+    monkeypatch.setattr(collectives, "processes", lambda: 2)
+    assert not shared(torch.ops.aten.sin.default)
+    assert not shared(torch.sin)
+    assert shared(users)
