@@ -15,6 +15,12 @@ from torch import Tensor, nn
 import fx2relax
 
 CASES: dict[str, Callable[[str], None]] = {}
+#: The operators of a case that run in PyTorch besides collectives.
+IN_PYTORCH = {
+    "beside_random_draws": {"aten.bernoulli.p", "aten.rand_like.default"},
+    "in_a_users_operator": {"fx2relax_distributed_test.total.default"},
+    "in_a_branch": {"higher_order.cond"},
+}
 #: More than a contest takes to be decided.
 CALLS = 8
 
@@ -194,17 +200,13 @@ def in_a_users_operator(device: str) -> None:
 
         total.register_fake(torch.empty_like)
     operator = torch.ops.fx2relax_distributed_test.total
-    # It is an operator that runs in PyTorch.
     alike(lambda x: operator(x * 2) + 1, own(device, 4, 6))
-    assert set(fx2relax.stats()["fallback_ops"]) <= {"fx2relax_distributed_test.total.default"}
-    fx2relax.reset_stats()
-    compiled(torch.sin)(own(device, 3))
 
 
 @case
 def in_a_branch(device: str) -> None:
     def branching(x: Tensor) -> Tensor:
-        y = funcol.all_reduce(x, "sum", world())
+        y = funcol.all_reduce(x, "sum", world()) * 1.5
         up = lambda v: funcol.all_reduce(v, "sum", world()) + 1  # noqa: E731
         z = torch.cond(y.sum() > 0, up, lambda v: v - 1, (y,))
         return funcol.all_reduce(z * 2, "max", world())
@@ -213,8 +215,6 @@ def in_a_branch(device: str) -> None:
     for sign in (1, -1):
         x = own(device, 4, 6).abs() * sign
         torch.testing.assert_close(counted(program, x), counted(branching, x))
-    fx2relax.reset_stats()
-    compiled(torch.sin)(own(device, 3))
 
 
 @case

@@ -74,6 +74,7 @@ def trains(build: Build, device: str, wrap: Any = compiled, **how: Any) -> None:
 
 def parallel(model: nn.Module, **options: Any) -> nn.Module:
     """DDP with a bucket for every few weights."""
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 8192  # no later one may be smaller
     return DistributedDataParallel(model, **{"bucket_cap_mb": 0.01, **options})
 
 
@@ -110,7 +111,7 @@ def ddp_with_a_hook(device: str) -> None:
     buckets: dict[Any, list[int]] = {as_it_is: [], compiled: []}
 
     def build(wrap: Wrap) -> nn.Module:
-        def hook(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        def hook(state, bucket):  # of which DDP reads the annotations, but not as strings
             buckets[wrap].append(bucket.index())
             work = dist.all_reduce(bucket.buffer(), async_op=True)
             # The sum, and not the mean.
@@ -181,7 +182,7 @@ def sharded(device: str, wrap: Wrap = as_it_is, checkpointed: bool = False) -> n
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
     for place, block in enumerate(model.blocks):
         model.blocks[place] = fully_shard(wrap(block), mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 @case
