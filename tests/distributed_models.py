@@ -55,12 +55,13 @@ class Transformer(nn.Module):
     Args:
         checkpointed: see `Block`.
         spare: adds a layer that only every other call uses.
+        layers: how many blocks.
     """
 
-    def __init__(self, checkpointed: bool = False, spare: bool = False) -> None:
+    def __init__(self, checkpointed: bool = False, spare: bool = False, layers: int = 1) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList([Block(checkpointed) for _ in range(2)])
+        self.blocks = nn.ModuleList([Block(checkpointed) for _ in range(layers)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.spare = nn.Linear(WIDTH, WIDTH) if spare else None

@@ -1,8 +1,8 @@
 """What one of two processes does: every case in turn, beside the other process.
 
-``torchrun --nproc-per-node=2 distributed_worker.py FOLDER DEVICE [CASE ...]`` writes ``FOLDER/RANK.json``,
-the outcome of each case: empty, or why it failed. A process ends with the first case that fails:
-the other one, which may wait for it, then fails too.
+``torchrun --nproc-per-node=2 distributed_worker.py FOLDER DEVICE [CASE ...]`` writes
+``FOLDER/RANK.json``, the outcome of each case: empty, or why it failed. A process ends with the
+first case that fails: the other one, which may wait for it, then fails too.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fx2relax import collectives
+from fx2relax import collectives, disk
 from fx2relax.errors import BuildFailure
 
 HERE = Path(__file__).parent
@@ -39,6 +40,8 @@ CASES = _cases()
 
 def _run(folder: Path, device: str) -> str:
     """Run all cases in two processes; what they printed."""
+    if disk.native().is_dir():  # helpers that were compiled before
+        shutil.copytree(disk.native(), folder / "cache" / "native")
     environment = {
         **os.environ,
         "FX2RELAX_CACHE": "1",
