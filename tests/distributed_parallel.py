@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -325,3 +325,27 @@ def tensor_parallel_is_called(device: str) -> None:
             torch.testing.assert_close(ours, model(words), rtol=1e-4, atol=1e-5)
             for parameter in model.parameters():
                 parameter.mul_(1.5)
+
+
+@case
+def distributed_tensors_in_and_out(device: str) -> None:
+    mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(3)
+    values = [torch.randn(size, generator=generator).to(device) for size in ((6, 8), (8, 4))]
+
+    def product(x: DTensor, w: DTensor) -> tuple[DTensor, DTensor]:
+        y = x @ w
+        return y.redistribute(placements=[Replicate()]).relu(), y * 2
+
+    def run(function: Callable[..., Any]) -> list[DTensor]:
+        x, w = (
+            distribute_tensor(value, mesh, [placement]).requires_grad_()
+            for value, placement in zip(values, (Replicate(), Shard(1)), strict=True)
+        )
+        results = function(x, w)
+        sum(result.sum() for result in results).backward()
+        return [*results, x.grad, w.grad]
+
+    for ours, eager in zip(run(contested(product)), run(product), strict=True):
+        assert ours.placements == eager.placements
+        torch.testing.assert_close(ours.to_local(), eager.to_local())
