@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import (
     ahead,
+    collectives,
     decompositions,
     kept,
     logs,
@@ -95,7 +96,7 @@ def _compiled(
     stages.note("captured", graph=graph_module)
     with registry.overrides(chosen.converters), whole_operators():
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
-        compiler = _Compiler(chosen, names)
+        compiler = _Compiler(chosen, names, collectives.is_shared(graph_module))
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
             _refuse_writes(graph_module)
@@ -164,9 +165,10 @@ def _refuse_writes(graph_module: torch.fx.GraphModule) -> None:
 class _Compiler:
     """Compiles the ATen graphs that AOTAutograd makes of one Dynamo graph."""
 
-    def __init__(self, options: Options, names: list[tuple[str, str] | None]) -> None:
+    def __init__(self, options: Options, names: list[tuple[str, str] | None], shared: bool) -> None:
         self.options = options
         self.names = names
+        self.shared = shared  # with other processes
         self.context = contextvars.copy_context()
         self.verdicts: never_slower.Verdicts | None = None
         self.alternatives: Alternatives | None = None
@@ -243,7 +245,8 @@ class _Compiler:
             stages.note("failed", error=error)
             eager = self._eager(graph, error, time.perf_counter() - start)
             return _boxed(writing(_of_tuple(eager), writes))
-        return _boxed(writing(_guarded(program, graph), writes))
+        call = collectives.waiting(_guarded(program, graph), collectives.waited_inputs(graph))
+        return _boxed(writing(call, writes))
 
     def _build(
         self,
@@ -254,6 +257,7 @@ class _Compiler:
         watch: bool,
     ) -> Call:
         device = _device(graph)
+        collectives.refuse_one_sided(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
 
@@ -294,8 +298,8 @@ class _Compiler:
 
     def _may_time(self) -> bool:
         # Which way is taken is a matter of time, and their sums differ in the last digits.
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return never_slower.enabled(self.options.never_slower) and not deterministic
+        alike = self.shared or torch.are_deterministic_algorithms_enabled()
+        return never_slower.enabled(self.options.never_slower) and not alike
 
     def _takes_turns(self) -> bool:
         return self.options.library == "auto" and self._may_time()

@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from fx2relax.casting import cast
+from fx2relax.collectives import holds_collectives
 from fx2relax.compat import ShapeType, TensorType, Var, is_prim_expr, op, relax, shape_expr
 from fx2relax.complexes import Complex
 from fx2relax.imported import Imported
@@ -52,8 +53,16 @@ class Choices:
     def prepare(self, nodes: Sequence[Node]) -> None:
         """Import the branches, before the graph's own function is begun."""
         for node in nodes:
-            if is_choice(node):
+            if is_choice(node) and not self._talks(node):
                 self.made[node] = self._make(node)
+
+    def _talks(self, node: Node) -> bool:
+        """Whether a branch makes collectives: it runs in PyTorch, in order with the others."""
+        branches = [self._graph(n) for n in node.args[1:3]]
+        return any(holds_collectives(branch) for branch in branches)
+
+    def _graph(self, node: Any) -> Any:
+        return getattr(self.importer.graph_module, str(node.target))
 
     def emit(self, node: Node) -> tuple[Any, ...]:
         """Call a node's function; a value for each result of the node."""
@@ -91,7 +100,7 @@ class Choices:
         return _Choice(builder.get().get_global_var(name), specs, branches[0])
 
     def _branch(self, node: Any, specs: list[InputSpec], name: str) -> Imported:
-        nested = self.nested(getattr(self.importer.graph_module, str(node.target)), specs, name)
+        nested = self.nested(self._graph(node), specs, name)
         with nested.symbols.active():
             imported: Imported = nested.run()
         self.importer.calls.made.update(imported.torch_calls)

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fx2relax.collectives import is_collective
+
 _aten = torch.ops.aten
 # In a functional graph these are their argument.
 _IDENTITIES = (
@@ -97,14 +99,17 @@ def _settled(node: fx.Node) -> bool:
 
 
 def _removable(node: fx.Node) -> bool:
-    """Whether a node may go when nothing uses it; random draws may not, for the sequence."""
+    """Whether a node may go when nothing uses it.
+
+    Random draws may not, for the sequence, nor what other processes make too.
+    """
     if node.op in ("placeholder", "output"):
         return False
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         tags = target.tags
-        random = torch.Tag.nondeterministic_seeded in tags
-        return not (random or target._schema.is_mutable or node.is_impure())
+        needed = torch.Tag.nondeterministic_seeded in tags or is_collective(target)
+        return not (needed or target._schema.is_mutable or node.is_impure())
     return target is operator.getitem or not node.is_impure()
 
 

@@ -151,6 +151,7 @@ class Importer:
             for node in nodes
             if node.op == "call_function"
             and not (routes.has_route(node) or self.prints.takes(node))
+            and not (self.library == "torch" and routes.library_decides(node, None))
         ]
         if missing:
             raise UnsupportedOpError(missing_ops(missing))

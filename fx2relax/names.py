@@ -18,7 +18,8 @@ def weight_names(graph_module: torch.fx.GraphModule) -> list[tuple[str, str] | N
     Those are Dynamo's placeholders, but that AOTAutograd takes a tensor of a subclass apart: a
     quantised weight is integers and scales, whose names begin with that of the weight. A tensor
     is a weight if Dynamo marked its address as static: parameters and buffers of the modules that
-    the compiled function reaches.
+    the compiled function reaches. FSDP gathers a weight for each call, in memory that it then gives
+    back, without another version: it has a name, and is an input as a user's is.
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     return [name for node in placeholders for name in _names(node)]
@@ -56,9 +57,15 @@ def _name(node: torch.fx.Node) -> tuple[str, str] | None:
         return None
     parts = [m.group(2) or m.group(3) or m.group(4) for m in _PART.finditer(text)]
     name = ".".join(p for p in parts if p) or str(node.target)
+    if _value(source.guard_source).is_fsdp_module():
+        return name, "user"
     return name, "parameter" if is_parameter else "buffer"
 
 
 def _source_text(source: Any) -> str:
-    name = source.name
-    return str(name() if callable(name) else name)
+    return str(_value(source.name))
+
+
+def _value(given: Any) -> Any:
+    """What Dynamo's sources have as attributes, and once had as methods."""
+    return given() if callable(given) else given

@@ -78,6 +78,10 @@ class Trail:
         for binding in bindings(final[self.name]):
             site = _site(binding)
             if site is None:
+                node = self.node_of(binding.var.name)
+                for inner in _called(final, binding.value):
+                    inner.nodes = [] if node is None else [node]
+                    sites.append(inner)
                 continue
             nodes, site.variable = self._take(binding.var.name, waiting)
             site.nodes = sorted(nodes, key=lambda n: self.place.get(n, len(self.place)))
@@ -220,6 +224,21 @@ def _site(binding: Any) -> Site | None:
         symbol = str(value.op.global_symbol)
         return Site(symbol, "packed", [], [x.ty for x in value.args], binding.var.ty)
     return None
+
+
+def _called(mod: Any, expr: Any) -> Iterator[Site]:
+    """What a function of a module calls that an expression calls: that of a `torch.cond`."""
+    if isinstance(expr, relax.If):
+        yield from _called(mod, expr.true_branch)
+        yield from _called(mod, expr.false_branch)
+    elif isinstance(expr, relax.SeqExpr):
+        for binding in (b for block in expr.blocks for b in block.bindings):
+            site = _site(binding)
+            yield from _called(mod, binding.value) if site is None else [site]
+    else:
+        function = _callee(expr, mod)
+        if function is not None:
+            yield from _called(mod, function.body)
 
 
 def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> list[_Made]:

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import decompositions, dtypes, eager_kernels, kept
+from fx2relax.collectives import is_collective
 from fx2relax.complexes import is_complex
 from fx2relax.registry import Converter, lookup, lookup_complex
 
@@ -117,12 +118,15 @@ _ITS_OWN = {
 
 
 def library_decides(node: Node, converter: Converter | None) -> bool:
-    """Whether only PyTorch's library gives eager's result, and no converter of a user stands."""
+    """Whether only PyTorch's library gives eager's result, and no converter of a user stands.
+
+    Collectives are its calls of the process group.
+    """
     if converter is not None and not shipped(converter):
         return False
     if node.target in _UNSTABLE:
         return plain_node(node)
-    if node.target in _ITS_OWN:
+    if node.target in _ITS_OWN or is_collective(node.target):
         return plain_node(node) or complex_node(node)
     return node.target in _COMPLEX_PRODUCTS and complex_node(node)
 

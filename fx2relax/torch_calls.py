@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fx2relax.collectives import is_collective
 from fx2relax.compat import (
     AnyType,
     Expr,
@@ -49,11 +50,16 @@ def is_random(target: Any) -> bool:
 
 
 def is_ordered(node: Node) -> bool:
-    """Whether such calls must all happen, in order: random draws, assertions."""
+    """Whether such calls must all happen, in order.
+
+    Random draws, assertions, and what other processes make together with this one.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
-    return _draws(node) or target._schema.is_mutable or target._schema.name in _IMPURE
+    if _draws(node) or is_collective(target):
+        return True
+    return target._schema.is_mutable or target._schema.name in _IMPURE
 
 
 def _draws(node: Node) -> bool:
@@ -110,6 +116,7 @@ class TorchCall:
         name: the packed function's name, unique among all processes: programs are kept on disk.
         where: the user's source line.
         ordered: whether it must run, and in order; see `is_ordered`.
+        collective: whether other processes make it too.
         library: whether it is a call of the library that is wanted, as for products.
         error: what the operator raised when it was last run.
     """
@@ -121,6 +128,7 @@ class TorchCall:
         self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{uuid.uuid4().hex}"
         self.where = source_line(node)
         self.ordered = is_ordered(node)
+        self.collective = is_collective(node.target)
         self.extra_operands = 0
         self.error: Exception | None = None
         self.leaves = flat_arguments(node)
@@ -257,7 +265,7 @@ class TorchCalls:
             if call.takes(bound):
                 operands.append(call.operand(bound))
         if call.ordered and self.order:
-            # Random draws and assertions keep their order: each takes the one before as operand.
+            # Draws, assertions, collectives keep their order: each takes the one before as operand.
             operands.append(self.order[-1])
             call.extra_operands = 1
         result = self.importer.builder.emit(

@@ -251,3 +251,25 @@ def test_gradients_and_the_model_are_left_alone() -> None:
     fx2relax.explain(model, x, grad=True)
     assert x.grad is None
     assert all(w.grad is None for w in model.parameters())
+
+
+def test_either_branch_of_a_choice() -> None:
+    """The kernels of both are shown; those of the one that runs take time."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() * 2
+        z = torch.cond(y.sum() > 0, lambda v: (v @ v).relu(), lambda v: v.exp() - v, (y,))
+        return z + x
+
+    report = fx2relax.explain(chosen, torch.rand(24, 24) + 0.1, options={"never_slower": False})
+    (graph,) = report.data.graphs
+    node = next(n for n in graph.nodes if n.op.endswith("cond"))
+    own = [k for k in graph.kernels if k.nodes == [node.name]]
+    assert node.how in ("library", "generated")
+    assert len(own) >= 2
+    assert node.line.code.startswith("z = torch.cond(")
+    assert "cond" in str(report)
+    report.measure(0.05)
+    taken = [kernel.seconds for kernel in own]
+    assert any(taken)
+    assert not all(taken), "the other branch did not run"

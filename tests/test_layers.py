@@ -61,6 +61,7 @@ LAYERS = [
             "agreement",
             "background",
             "closeness",
+            "collectives",
             "registry",
             "promotion",
             "bounds",

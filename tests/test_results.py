@@ -96,6 +96,12 @@ def test_a_result_that_is_an_input_is_that_tensor():
     assert again is z
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_graph_without_results_of_its_own(dtype):
+    x = torch.ones(3, dtype=dtype)
+    assert_matches_eager(lambda x: x.real, x, options={"on_unsupported": "raise"})
+
+
 def test_results_are_the_callers_own():
     compiled = _compiled(lambda x: (torch.ones(4), x + 1, x.clone()))
     x = torch.randn(4)

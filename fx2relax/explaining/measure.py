@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fx2relax.collectives import processes
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Data, Limits
 
@@ -90,7 +91,8 @@ class _Round:
 def _rounds(call: Callable[[], Any], spans: list[_Spans], seconds: float) -> list[_Round]:
     rounds: list[_Round] = []
     end = time.perf_counter() + seconds
-    while len(rounds) < _LEAST or (time.perf_counter() < end and len(rounds) < _MOST):
+    most = _MOST if processes() == 1 else _LEAST  # all processes call it as often
+    while len(rounds) < _LEAST or (time.perf_counter() < end and len(rounds) < most):
         for own in spans:
             own.spans.clear()
         start = time.perf_counter()

@@ -54,7 +54,9 @@ class _Giver:
         self.names = {symbol: f"n{k}" for k, symbol in enumerate(self.shown)}
 
     def give(self) -> tuple[Any, Calling]:
-        results = self.values.get(self.function.body.body)
+        end = self.function.body.body
+        # What returns nothing of its own has no bindings.
+        results = end if isinstance(end, relax.Tuple) else self.values.get(end)
         if not isinstance(results, relax.Tuple):
             raise ValueError(f"{self.name} does not return a tuple")
         given, known, left = [], [], []

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
+from fx2relax.collectives import waited
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
 from fx2relax.runtime.boundary import Opaque, ready
 from fx2relax.torch_calls import TorchCall
@@ -25,6 +26,10 @@ def packed(call: TorchCall) -> Callable[..., Any]:
         try:
             with torch.no_grad():
                 result = target(*args, **kwargs)
+                if call.collective:
+                    # Of the tensors that TVM hands on, `wait_tensor` would know nothing; and the
+                    # operands may lie in memory that TVM uses again.
+                    result = waited(result)
         except Exception as error:
             call.error = error  # TVM hands on a message and one of Python's own kinds
             raise
