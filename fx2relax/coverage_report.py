@@ -72,7 +72,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The totals of all core operators as a Markdown table, which README.md carries."""
+    """The totals of all core operators as a Markdown table, which docs/operators.md carries."""
     lines = [
         f"| {len(rows)} core ATen operators of torch {_version()} | | |",
         "| --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Every core ATen operator has a route, as `fx2relax ops` measures it; README says what it says."""
+"""Every core ATen operator has a route, as `fx2relax ops` measures it; the documentation says what it says."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_every_core_operator_has_an_example():
 
 @pinned
 def test_the_readme_is_current(rows):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = readme.partition("<!-- ops -->\n")[2].partition("\n<!-- /ops -->")[0]
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    block = page.partition("<!-- ops -->\n")[2].partition("\n<!-- /ops -->")[0]
     expected = coverage_report.summary(list(rows.values()))
     assert block == expected, "put what `fx2relax ops --summary` prints between the comments"
 

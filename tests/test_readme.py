@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,13 +31,3 @@ def test_the_two_commands_and_the_length():
     assert "    pip install -c constraints.txt -e '.[demo]' && fx2relax demo\n" in text
     assert "    pip install -c constraints.txt -e '.[test]' && pytest\n" in text
     assert len(text.splitlines()) < 150
-
-
-def test_every_option_is_listed():
-    from dataclasses import fields
-
-    from fx2relax.options import Options
-
-    listed = set(re.findall(r"^\| `(\w+)` \|", README.read_text(encoding="utf-8"), re.M))
-    # `mode` is torch.compile's own argument.
-    assert listed == {field.name for field in fields(Options)} - {"mode"}
