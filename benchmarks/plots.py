@@ -17,6 +17,7 @@ _COLOURS = {
     "relax_dynamo": "#b9a3d6",
     "relax": "#2a9d5c",
 }
+_FLOOR = 0.25
 _MORE = ("#145a32", "#7dcea0", "#d4ac0d", "#117a65")
 
 #: A value of a side in a group, or None.
@@ -55,15 +56,23 @@ def _panels(groups: Sequence[Group]) -> list[tuple[str, list[Group]]]:
     ]
 
 
-def _bars(axes: Any, groups: Sequence[Group], columns: Sequence[str], value: Value) -> None:
-    """A cluster of bars for each group, a colour for each side."""
+def _bars(
+    axes: Any, groups: Sequence[Group], columns: Sequence[str], value: Value, log: bool
+) -> None:
+    """A cluster of bars for each group, a colour for each side; of ratios, from 1 up or down."""
     width = 0.85 / max(1, len(columns))
     more = iter(_MORE * 3)
     for i, side in enumerate(columns):
         found = [(x, v) for x, g in enumerate(groups) if (v := value(g, side)) is not None]
         colour = _COLOURS.get(side) or next(more)
         places = [x + (i - (len(columns) - 1) / 2) * width for x, _ in found]
-        axes.bar(places, [v for _, v in found], width, label=side, color=colour, zorder=2)
+        base = 1.0 if log else 0.0
+        heights = [v - base for _, v in found]
+        axes.bar(places, heights, width, bottom=base, label=side, color=colour, zorder=2)
+        for place, (_, v) in zip(places, found, strict=True):
+            if log and v < _FLOOR:  # the others would be flat on an axis that has it
+                style = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 7, "zorder": 4}
+                axes.text(place, _FLOOR * 1.03, f"1/{1 / v:.0f}", **style)
     batches: dict[str, set[int]] = {}
     for group in groups:
         batches.setdefault(group.case, set()).add(group.batch)
@@ -93,11 +102,12 @@ def _figure(
         len(panels), 1, figsize=(max(6.0, 1.5 + 0.85 * most), 3.4 * len(panels)), squeeze=False
     )
     for (name, groups), axes in zip(panels, all_axes[:, 0], strict=True):
-        _bars(axes, groups, columns, value)
+        _bars(axes, groups, columns, value, log)
         axes.set_title(name, fontsize=10)
         axes.set_ylabel(label)
         if log:
             axes.set_yscale("log", base=2)
+            axes.set_ylim(bottom=max(axes.get_ylim()[0], _FLOOR))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.axhline(1, color="#333333", linewidth=1, zorder=3)

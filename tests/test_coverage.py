@@ -1,4 +1,4 @@
-"""Every core ATen operator has a route, as `fx2relax ops` measures it; the documentation says what it says."""
+"""Every core ATen operator has a route, as `fx2relax ops` measures it; docs/ say the same."""
 
 from __future__ import annotations
 
