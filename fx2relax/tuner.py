@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fx2relax import background, never_slower, stages
-from fx2relax.explaining.calls import caller, name_of
+from fx2relax.explaining.calls import caller, compiled_call, name_of
 from fx2relax.pipeline.target import host_target
 from fx2relax.tune_options import SECONDS, Tune
 from fx2relax.tuning import session
@@ -173,12 +173,12 @@ def _kernels(
     grad: bool,
 ) -> Collector:
     """The kernels of all programs of a model."""
-    torch._dynamo.reset()
-    options: dict[str, Any] = {"library": library, "cache": False}
-    compiled = torch.compile(model, backend="relax", dynamic=False, options=options)
+    call = compiled_call(
+        model, inputs, grad=grad, kwargs=kwargs, dynamic=False, options={"library": library}
+    )
     collector = Collector()
     with stages.observed(collector):
-        caller(compiled, model, inputs, kwargs, grad)()
+        call()
     torch._dynamo.reset()
     return collector
 

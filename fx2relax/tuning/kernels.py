@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fx2relax import stages
 from fx2relax.compat import relax, tirx
 from fx2relax.pipeline import tuned
 from fx2relax.tuning.database import Known
@@ -34,8 +35,8 @@ class Kernel:
     calls: int
 
 
-class Collector:
-    """An observer of `fx2relax.stages` that keeps the kernels of what is lowered.
+class Collector(stages.Observer):
+    """Keeps the kernels of what is lowered.
 
     Attributes:
         kernels: by their keys.
