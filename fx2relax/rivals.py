@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.fx
 
-from fx2relax import background, programs, tuned_programs
+from fx2relax import background, programs
 from fx2relax.alternatives import Alternatives, Call
 from fx2relax.never_slower import Verdicts
 from fx2relax.options import Options
@@ -50,6 +50,10 @@ def enter(
     Raises:
         what `programs.build` raises.
     """
+    if options.tune is None:
+        return _untuned(graph, specs, options, callable_of)[0]
+    from fx2relax import tuned_programs  # and with it the compiler
+
     ways = [with_library(options).library, *([GENERATED] if options.library == "auto" else [])]
     tuning = tuned_programs.plan(graph, specs, options, ways, callable_of)
     if tuning is None:
