@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fx2relax.registry import Promotion, converts, overrides
     from fx2relax.report import reset_stats, stats
     from fx2relax.spec import Dim, Tensor
+    from fx2relax.tuner import Tuned, tune
 
 # Imported when they are asked for: an exported model is loaded where there is no PyTorch.
 _PLACES = {
@@ -55,6 +56,7 @@ _PLACES = {
     "registry": ("Promotion", "converts", "overrides"),
     "report": ("reset_stats", "stats"),
     "spec": ("Dim", "Tensor"),
+    "tuner": ("Tuned", "tune"),
 }
 _MODULES = ("deploy", "extern", "pipeline", "testing")
 
@@ -72,6 +74,7 @@ __all__ = [
     "Promotion",
     "RegistrationError",
     "Tensor",
+    "Tuned",
     "Unsupported",
     "UnsupportedOpError",
     "WeightError",
@@ -93,6 +96,7 @@ __all__ = [
     "reset_stats",
     "stats",
     "testing",
+    "tune",
     "wait_for_compilation",
 ]
 

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fx2relax.background import Job
 from fx2relax.runtime.heap import give_back
 
 Call = Callable[[Sequence[Any]], Any]
+
+
+class Later(Protocol):
+    """Programs that are made once it is known which of the others is the fastest."""
+
+    #: What is remembered of which is the fastest, when these are among them.
+    verdicts: Any
+
+    def start(self) -> None:
+        """Begin, in the background."""
+
+    @property
+    def done(self) -> bool:
+        """Whether they are made, or cannot be."""
+
+    @property
+    def made(self) -> Mapping[str, Call]:
+        """The programs by name; none where none is better."""
 
 
 class Alternatives:
@@ -17,11 +35,15 @@ class Alternatives:
     Args:
         programs: by name; the first one runs until another is chosen.
         missing: the name of one more, and the job that makes it, or None in its place.
+
+    Attributes:
+        later: what makes others once one of these was kept; None where nothing does.
     """
 
     def __init__(
         self, programs: Mapping[str, Call], missing: tuple[str, Job] | None = None
     ) -> None:
+        self.later: Later | None = None
         self._programs = dict(programs)
         self._current = next(iter(self._programs.values()))
         self._missing = missing
@@ -71,6 +93,17 @@ class Alternatives:
         if name in self._programs:
             self._programs = {name: self._programs[name]}
             give_back()
+        if self.later is not None:
+            self.later.start()
+
+    def grown(self) -> Any:
+        """Take in what was made later, once: its verdicts, or None where there is nothing new."""
+        later = self.later
+        if later is None or not later.done:
+            return None
+        self.later = None
+        self._programs.update(later.made)
+        return later.verdicts if later.made else None
 
     def call(self, arguments: Sequence[Any]) -> Any:
         """Run the chosen one."""

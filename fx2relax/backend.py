@@ -302,7 +302,8 @@ class _Compiler:
         return never_slower.enabled(self.options.never_slower) and not alike
 
     def _takes_turns(self) -> bool:
-        return self.options.library == "auto" and self._may_time()
+        ways = self.options.library == "auto" or self.options.tune is not None
+        return ways and self._may_time()
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""

@@ -1,4 +1,8 @@
-"""Compiling that nobody waits for: in one thread, which yields to a fork and to the end."""
+"""Compiling that nobody waits for: in one thread, which yields to a fork and to the end.
+
+What only waits for another process has a thread of its own: it holds nobody up, and no fork waits
+for it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import contextvars
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +35,14 @@ class Job:
     Args:
         work: makes the result; it calls `checkpoint` now and then.
         what: what it makes, for the log.
+        waits: whether it does nothing here but wait for another process.
     """
 
-    def __init__(self, work: Callable[[], Any], what: str) -> None:
+    def __init__(self, work: Callable[[], Any], what: str, waits: bool = False) -> None:
         self._work: Callable[[], Any] | None = work
         self._context = contextvars.copy_context()
         self._what = what
+        self._worker = _waiter if waits else _worker
         self._begun = False
         #: What `work` returned; None before it has, and where it failed.
         self.result: Any = None
@@ -45,7 +52,7 @@ class Job:
         """Queue the work, once."""
         if not self._begun:
             self._begun = True
-            _worker.add(self)
+            self._worker.add(self)
 
     def run(self) -> None:
         """Do the work here."""
@@ -63,9 +70,15 @@ class Job:
 
 
 class _Worker:
-    """The thread and its queue. There is no thread while there is no work."""
+    """A thread and its queue. There is no thread while there is no work.
 
-    def __init__(self) -> None:
+    Args:
+        name: the thread's.
+        fork_waits: whether a fork waits for the work at hand.
+    """
+
+    def __init__(self, name: str, fork_waits: bool) -> None:
+        self.name, self.fork_waits = name, fork_waits
         self._reset()
         self.stopping = self.held = False
 
@@ -80,7 +93,7 @@ class _Worker:
             self.jobs.append(job)
             if self.thread is None:
                 # At the end of the process it is asked to stop, and waited for.
-                self.thread = threading.Thread(target=self._work, name="fx2relax", daemon=True)
+                self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
                 self.thread.start()
 
     def _work(self) -> None:
@@ -109,7 +122,8 @@ class _Worker:
 
     def before_fork(self) -> None:
         own = threading.current_thread() is self.thread
-        self.held = not own and self.working.acquire(timeout=_FORK_SECONDS)
+        waits = self.fork_waits and not own
+        self.held = waits and self.working.acquire(timeout=_FORK_SECONDS)
 
     def after_fork_in_parent(self) -> None:
         if self.held:
@@ -122,14 +136,16 @@ class _Worker:
         self._reset()
 
 
-_worker = _Worker()
-atexit.register(_worker.stop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_worker.before_fork,
-        after_in_parent=_worker.after_fork_in_parent,
-        after_in_child=_worker.after_fork_in_child,
-    )
+_worker = _Worker("fx2relax", fork_waits=True)
+_waiter = _Worker("fx2relax waits", fork_waits=False)
+for _each in (_worker, _waiter):
+    atexit.register(_each.stop)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=_each.before_fork,
+            after_in_parent=_each.after_fork_in_parent,
+            after_in_child=_each.after_fork_in_child,
+        )
 
 
 def enabled() -> bool:
@@ -139,15 +155,17 @@ def enabled() -> bool:
 
 def checkpoint() -> None:
     """Raise `Stopped` in the thread if its work is no longer wanted."""
-    if _worker.stopping and threading.current_thread() is _worker.thread:
+    own = threading.current_thread()
+    if any(each.stopping and own is each.thread for each in (_worker, _waiter)):
         raise Stopped
 
 
 def wait_for_compilation(timeout: float | None = None) -> bool:
-    """Wait until nothing is compiled in the background.
+    """Wait until nothing is compiled or tuned in the background.
 
     With ``library="auto"`` a graph's second program is compiled while the first one runs. What is
-    to be timed is timed after that, and after the few calls that choose between the two.
+    to be timed is timed after that, and after the few calls that choose between the two. Tuning
+    begins after them, and what it made is chosen, or not, by a few calls more.
 
     Args:
         timeout: in seconds; without end when left out.
@@ -155,4 +173,10 @@ def wait_for_compilation(timeout: float | None = None) -> bool:
     Returns:
         whether all is compiled.
     """
-    return _worker.wait(timeout)
+    end = None if timeout is None else time.monotonic() + timeout
+    # Work of one thread may begin work of the other.
+    while any(each.jobs for each in (_worker, _waiter)):
+        for each in (_worker, _waiter):
+            if not each.wait(None if end is None else max(end - time.monotonic(), 0.0)):
+                return False
+    return True

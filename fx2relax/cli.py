@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fx2relax._version import __version__
-from fx2relax.commands import bench, cache, demo, doctor, explain, ops
+from fx2relax.commands import bench, cache, demo, doctor, explain, ops, tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,5 +26,6 @@ for _command in (
     bench.bench,
     explain.explain,
     explain.check,
+    tune.tune,
 ):
     main.add_command(_command)

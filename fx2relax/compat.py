@@ -71,6 +71,7 @@ __all__ = [
     "register_global_func",
     "relax",
     "remove_global_func",
+    "rpc",
     "shape_expr",
     "shape_values",
     "te",
@@ -148,6 +149,17 @@ def cpu_features() -> list[str]:
         str(name()) if name is not None else "",
         *sorted(f"{k}={v}" for k, v in features.items()),
     ]
+
+
+def rpc() -> Any:
+    """TVM's module for other devices; an ImportError with the remedy where it lacks packages."""
+    try:
+        import tvm.rpc
+    except ImportError as error:
+        raise ImportError(
+            f"measuring on other devices: {error}; `pip install 'apache-tvm[rpc]'` mends it"
+        ) from error
+    return tvm.rpc
 
 
 def register_global_func(name: str, function: Any) -> None:

@@ -29,7 +29,7 @@ class Item:
 
     Attributes:
         kind: ``"program"``; ``"helper"``, a library of this package's; ``"kernel"``, an object
-            compiled of a user's source.
+            compiled of a user's source; ``"database"``, what was measured of kernels.
         name: what its file is called, without the ending.
         bytes: what it takes with all that is beside it.
         made: when it was compiled, in seconds since the epoch.
@@ -63,7 +63,8 @@ def folders() -> list[Path]:
     Raises:
         OSError: one of them is not its owner's alone, so that nothing in it is used.
     """
-    found = [where for where in (cache.folder(), disk.native()) if os.path.lexists(where)]
+    places = (cache.folder(), disk.native(), disk.tuned())
+    found = [where for where in places if os.path.lexists(where)]
     for where in found:
         disk.check_folder(where)
     return found
@@ -87,7 +88,7 @@ def items() -> list[Item]:
 
 
 def _kind(path: Path) -> str | None:
-    known = {cache.SUFFIX: "program", ".so": "helper", ".o": "kernel"}
+    known = {cache.SUFFIX: "program", ".so": "helper", ".o": "kernel", ".jsonl": "database"}
     return None if path.name.startswith(".") else known.get(path.suffix)
 
 
@@ -160,7 +161,7 @@ def sizes(found: Sequence[Item]) -> dict[str, Any]:
             "entries": sum(item.kind == kind for item in found),
             "bytes": sum(item.bytes for item in found if item.kind == kind),
         }
-        for kind in ("program", "helper", "kernel")
+        for kind in ("program", "helper", "kernel", "database")
     }
     return {
         "folder": str(disk.root()),

@@ -44,6 +44,11 @@ def native() -> Path:
     return root() / "native"
 
 
+def tuned() -> Path:
+    """Where what was measured of kernels is kept."""
+    return root() / "tuning"
+
+
 def own_folder(where: Path) -> None:
     """Make a folder for its owner alone, or see that it is.
 

@@ -49,7 +49,11 @@ _STORE = frozenset(
 
 
 def graph_key(
-    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Any, helper: bool = False
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Any,
+    helper: bool = False,
+    tuned: str = "",
 ) -> str:
     """The digest of a graph and of everything else that decides what is compiled.
 
@@ -59,6 +63,7 @@ def graph_key(
         options: a frozen dataclass; its converters count by their targets alone, since what a
             user's converter made is never stored.
         helper: whether the process has the native helper, whose calls a program then makes.
+        tuned: what decides which of the kernels' schedules were measured; empty where none was.
 
     Raises:
         NoSpelling: the graph holds what has no meaning outside of this process.
@@ -75,6 +80,7 @@ def graph_key(
             ),
             "helper": helper,
             "process": process_facts(),
+            **({"tuned": tuned} if tuned else {}),
         },
         sort_keys=True,
     )

@@ -195,6 +195,22 @@ class Contest:
         result = function(*arguments)
         return time.perf_counter() - start, result
 
+    def _until_grown(self, settled: Function) -> Function:
+        """What runs until there are other programs; these are then timed beside it."""
+
+        def call(*arguments: Any) -> Any:
+            if self._alternatives.later is None:  # there will be no other
+                self._settled = settled
+            verdicts = self._alternatives.grown()
+            if verdicts is None:
+                return settled(*arguments)
+            self._verdicts = verdicts
+            self._fastest.clear()
+            self._settled = None
+            return self(*arguments)
+
+        return call
+
     def _verdict(self, times: list[dict[str, float]]) -> str | None:
         """The fastest way; None while it is open."""
         best, *others = self._alternatives.names
@@ -211,7 +227,9 @@ class Contest:
         if not sizes:  # nor will there ever be one
             names = self._alternatives.names
             self._alternatives.keep(fastest if fastest in names else names[0])
-            self._settled = self._in_eager if fastest == EAGER else self._program
+            settled = self._in_eager if fastest == EAGER else self._program
+            waits = self._alternatives.later is not None
+            self._settled = self._until_grown(settled) if waits else settled
         if fastest != EAGER:
             return
         if not self._counted:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fx2relax.errors import OptionError
+from fx2relax.tune_options import Tune
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_TUNED = MODES[2:]
 _CHOICES = {"on_unsupported": ("torch", "raise"), "library": ("auto", "torch", "none")}
 
 
@@ -29,6 +31,9 @@ class Options:
         cache: whether compiled programs are kept on disk and found there.
         cache_size: how many bytes they may take; ``$FX2RELAX_CACHE_SIZE`` or 1 GiB when left out.
         never_slower: whether a graph that eager runs faster runs in eager, see `never_slower`.
+        tune: how the kernels are tuned, a dict as `tune_options.Tune` takes it; None for not at
+            all, unless the mode is ``"max-autotune"`` or the like. Needs `never_slower`, which
+            times the tuned program before it stays.
         mode: the mode of `torch.compile`.
     """
 
@@ -39,6 +44,7 @@ class Options:
     cache: bool = True
     cache_size: int | None = None
     never_slower: bool = True
+    tune: Tune | None = None
     mode: str = "default"
 
     @classmethod
@@ -65,6 +71,15 @@ class Options:
         size = given.get("cache_size")
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
             raise OptionError(f"option cache_size={size!r}; it takes a number of bytes")
+        if given.get("tune") is not None:
+            given["tune"] = Tune.make(given["tune"])
+            if not given.get("never_slower", True):
+                raise OptionError(
+                    "option tune needs never_slower=True, by which a tuned program that is not "
+                    "faster is not kept"
+                )
+        elif mode in _TUNED and given.get("never_slower", True):
+            given["tune"] = Tune()
         return cls(**given, mode=mode or "default")
 
     @property

@@ -30,6 +30,9 @@ from fx2relax.stored import record, restore
 
 log = logging.getLogger("fx2relax")
 
+#: What the name of a tuned program begins with; the rest is what `pipeline.lower` calls its way.
+TUNED = "tuned "
+
 
 @dataclass
 class Built:
@@ -70,6 +73,7 @@ class Draft:
         *,
         workers: int = 2,
         checkpoint: Callable[[], None] = lambda: None,
+        known: Callable[[Any, Any], Any] | None = None,
     ) -> Built:
         """Compile it, and keep the program where there is a store.
 
@@ -79,6 +83,7 @@ class Draft:
             key: by which.
             workers: how many kernels are compiled at a time.
             checkpoint: called now and then; what it raises is raised.
+            known: the schedules of kernels that were tuned, see `pipeline.lower`.
 
         Raises:
             what `pipeline.lower`, `pipeline.machine_code` and `checkpoint` raise.
@@ -87,13 +92,16 @@ class Draft:
         lifted = imported.num_input < len(imported.params)
         checkpoint()
         with stages.timed("lower"):
-            lowered = pipeline.lower(imported.mod, library=library, lift_weights=lifted)
+            lowered = pipeline.lower(
+                imported.mod, library=library, lift_weights=lifted, known=known
+            )
+        way = library if known is None else TUNED + library
         checkpoint()
         census = pipeline.census(lowered)
         leading = imported.num_input + bool(imported.solved)
         with stages.timed("plan memory"):
             ready, calling = pipeline.give(lowered, imported.name, leading)
-        stages.note("lowered", mod=lowered, ready=ready, library=library, name=imported.name)
+        stages.note("lowered", mod=lowered, ready=ready, library=way, name=imported.name)
         # The boundary hands over compact tensors, and the virtual machine looks at their sizes;
         # nothing does where a kernel is called past it. What PyTorch returns inside a program may
         # be of another size than its meta function says.
@@ -110,7 +118,7 @@ class Draft:
             about = {
                 **versions(),
                 "made": time.time(),
-                "library": library,
+                "library": way,
                 "operators": imported.nodes,
                 "kernels": census,
             }
@@ -150,7 +158,7 @@ def build(
     found = find(graph, specs, where)
     if found is not None:
         return found
-    return _draft(graph, specs, options, where[0] is not None).compile(options.library, *where)
+    return draft_of(graph, specs, options, where[0] is not None).compile(options.library, *where)
 
 
 def another(
@@ -178,15 +186,23 @@ def another(
     found = find(graph, specs, where)
     if found is not None:
         return found
-    made = draft or _draft(graph, specs, options, where[0] is not None)
+    made = draft or draft_of(graph, specs, options, where[0] is not None)
     return lambda checkpoint: made.compile(
         options.library, *where, workers=1, checkpoint=checkpoint
     )
 
 
-def _draft(
+def draft_of(
     graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options, stored: bool
 ) -> Draft:
+    """Import a graph; raises what `import_graph` raises.
+
+    Args:
+        graph: see `build`.
+        specs: the same.
+        options: the same.
+        stored: whether what is compiled of it may be kept.
+    """
     sizes = _Sizes(graph)
     with registry.watched() as used, stages.timed("import"):
         imported = import_graph(
@@ -212,13 +228,15 @@ def _draft(
     return Draft(imported, said)
 
 
-def place(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options) -> Place:
-    """Where a graph's program is kept, and by which key."""
+def place(
+    graph: torch.fx.GraphModule, specs: Sequence[InputSpec], options: Options, tuned: str = ""
+) -> Place:
+    """Where a graph's program is kept, and by which key; `tuned` as for `graph_key`."""
     store = cache.open_store(options.cache, options.cache_size)
     if store is None:
         return None, ""
     try:
-        return store, graph_key(graph, specs, options, native.use())
+        return store, graph_key(graph, specs, options, native.use(), tuned)
     except NoSpelling as error:
         report.counters.cache_skipped[str(error)] += 1
         return None, ""

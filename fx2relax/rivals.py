@@ -1,4 +1,4 @@
-"""The programs of one graph: products in PyTorch's kernels or in generated ones."""
+"""The programs of one graph: products in PyTorch's kernels or in generated ones, tuned or not."""
 
 from __future__ import annotations
 
@@ -50,6 +50,33 @@ def enter(
     Raises:
         what `programs.build` raises.
     """
+    if options.tune is None:
+        return _untuned(graph, specs, options, callable_of)[0]
+    from fx2relax import tuned_programs  # and with it the compiler
+
+    ways = [with_library(options).library, *([GENERATED] if options.library == "auto" else [])]
+    tuning = tuned_programs.plan(graph, specs, options, ways, callable_of)
+    if tuning is None:
+        return _untuned(graph, specs, options, callable_of)[0]
+    found = tuning.found()
+    if found is not None:
+        name, built = found
+        return Entered(built, Alternatives({name: callable_of(built)}), tuning.verdicts)
+    entered, draft = _untuned(graph, specs, options, callable_of)
+    if tuning.lost:
+        return entered
+    tuning.prepare(draft)
+    entered.alternatives.later = tuning
+    return entered
+
+
+def _untuned(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    callable_of: Callable[[programs.Built], Call],
+) -> tuple[Entered, programs.Draft | None]:
+    """`enter` without tuning, and what the first program was compiled from, if it was."""
     usual = with_library(options)
     place = programs.place(graph, specs, usual)
     verdicts = Verdicts(*place)
@@ -59,12 +86,13 @@ def enter(
     if open_to_both and known == GENERATED:
         kept = programs.find(graph, specs, programs.place(graph, specs, generated))
         if kept is not None:
-            return Entered(kept, Alternatives({GENERATED: callable_of(kept)}), verdicts)
+            only = Alternatives({GENERATED: callable_of(kept)})
+            return Entered(kept, only, verdicts), None
     first = programs.build(graph, specs, usual, place)
     ways = {LIBRARY: callable_of(first)}
     calls = first.census["library_calls"]
     if not open_to_both or not calls or known not in (None, GENERATED):
-        return Entered(first, Alternatives(ways), verdicts)
+        return Entered(first, Alternatives(ways), verdicts), first.draft
     second = programs.another(graph, specs, generated, first.draft)
 
     def made(checkpoint: Callable[[], None] = background.checkpoint) -> Call | None:
@@ -74,7 +102,7 @@ def enter(
     job = background.Job(made, "generated kernels are not tried")
     if not callable(second) or not background.enabled():
         job.run()
-    return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts)
+    return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts), first.draft
 
 
 def with_library(options: Options) -> Options:

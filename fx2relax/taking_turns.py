@@ -34,7 +34,7 @@ class Turns:
         """Run the graph in its fastest program, or in the one whose turn it is."""
         sizes = tuple([a for a in arguments if type(a) is int])
         fastest = self._fastest.get(sizes)
-        if fastest is not None:
+        if fastest is not None and not self._grown():
             return self._alternatives.run(fastest, arguments)
         known = self._verdicts.known.get(str(sizes))
         if known in self._alternatives.names:
@@ -47,6 +47,15 @@ class Turns:
             finally:
                 self._lock.release()
         return self._alternatives.call(arguments)
+
+    def _grown(self) -> bool:
+        """Whether there are other programs now, to be timed beside the one that runs."""
+        verdicts = self._alternatives.grown()
+        if verdicts is None:
+            return False
+        self._verdicts = verdicts
+        self._fastest.clear()
+        return True
 
     def _timed(self, sizes: tuple[int, ...], arguments: Sequence[Any]) -> Any:
         first, *others = self._alternatives.names

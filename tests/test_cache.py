@@ -147,9 +147,9 @@ def _captured() -> tuple[torch.fx.GraphModule, list[Any]]:
     found: list[Any] = []
     original = graph_key.graph_key
 
-    def keep(graph: Any, specs: Any, options: Any, helper: bool) -> str:
+    def keep(graph: Any, specs: Any, options: Any, helper: bool, tuned: str) -> str:
         found.append((graph, specs, options))
-        return original(graph, specs, options, helper)
+        return original(graph, specs, options, helper, tuned)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fx2relax.programs.graph_key", keep)
@@ -165,7 +165,8 @@ def test_each_ingredient_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
 
     start = key()
     assert key() == start
-    seen = {start}
+    seen = {start, graph_key.graph_key(graph, specs, options, tuned="for a second")}
+    assert len(seen) == 2
 
     def other() -> None:
         assert key() not in seen

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 # siblings and do not import each other, but those of one group (one line here) may.
 LAYERS = [
     [{"__init__", "cli", "commands", "testing", "demo"}],
-    [{"doctor"}, {"checking"}],
+    [{"doctor"}, {"checking"}, {"tuner"}],
     [{"explaining"}, {"lockstep"}],
     [{"onnx_check", "onnx_sides"}],
     [
@@ -22,8 +22,9 @@ LAYERS = [
         {"custom", "custom_eager", "custom_kernels"},
     ],
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}],
+    [{"tuned_programs"}],
     [{"programs"}, {"never_slower"}],
-    [{"alternatives"}, {"deploy"}],
+    [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
         {"capture"},
@@ -90,6 +91,7 @@ LAYERS = [
             "upsampling",
             "whole",
             "options",
+            "tune_options",
             "size_terms",
             "spec",
             "switches",

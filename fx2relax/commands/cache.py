@@ -33,8 +33,9 @@ def show(as_json: bool) -> None:
 
     A program is named by the beginning of its key. "fastest" is what the first calls of the graph
     have shown: "torch" is the program that calls PyTorch's kernels, "generated" the one that does
-    not, "eager" runs without either. Helpers are libraries of this package, kernels are objects
-    compiled of your own sources.
+    not, "eager" runs without either; "tuned" ones have kernels that were tuned. Helpers are
+    libraries of this package, kernels are objects compiled of your own sources, databases are what
+    `fx2relax tune` measured.
 
     Exits with 0, or with 1 where the folder is not its owner's alone, so that it is not used.
     """
@@ -83,6 +84,8 @@ def _consists(about: dict[str, Any]) -> str:
     found = [f"{n} {what}" for what, n in counts.items() if n is not None]
     if about.get("library") in ("none", "generated"):
         found.append("all generated")
+    if str(about.get("library")).startswith("tuned "):
+        found.append("tuned")
     return ", ".join(found)
 
 

@@ -24,15 +24,25 @@ def compiled_call(
     dynamic: bool | None,
     options: Mapping[str, Any] | None,
 ) -> Callable[[], Any]:
-    """What calls a model once that is compiled anew, and differentiates it if that is wanted.
-
-    Gradients are of the sum of all floating-point results; those of weights and inputs are left as
-    they are. The arguments are those of `explain`.
-    """
+    """`caller` of a model that is compiled anew; the arguments are those of `explain`."""
     torch._dynamo.reset()
     settings = {**(options or {}), "cache": False}
     compiled = torch.compile(model, backend="relax", dynamic=dynamic, options=settings)
-    kwargs = dict(kwargs or {})
+    return caller(compiled, model, inputs, dict(kwargs or {}), grad)
+
+
+def caller(
+    compiled: Callable[..., Any],
+    model: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    grad: bool,
+) -> Callable[[], Any]:
+    """What calls a compiled model once, and differentiates it if that is wanted.
+
+    Gradients are of the sum of all floating-point results; those of weights and inputs are left as
+    they are.
+    """
     weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     wanted = [
         t

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from fx2relax import objects
+from fx2relax import objects, stages
 
 from ..calling import Calling
 from ..compat import const_int
@@ -45,7 +45,12 @@ _LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
 
 
 def lower(
-    mod: Any, *, target: Any = None, library: str = "torch", lift_weights: bool = False
+    mod: Any,
+    *,
+    target: Any = None,
+    library: str = "torch",
+    lift_weights: bool = False,
+    known: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
     """Legalise, choose library calls, fuse and schedule a Relax module.
 
@@ -58,6 +63,7 @@ def lower(
             PyTorch's kernels; "generated" sends dense linear algebra alone; "none" nothing.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
             a function then takes what its transform returns in place of its weights.
+        known: gives a kernel, for a target, a schedule that goes before our rules, or None.
 
     Returns:
         the module before its lowering to virtual-machine instructions.
@@ -85,7 +91,9 @@ def lower(
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
-        mod = schedule_kernels(fuse(legalize(mod)), target)
+        mod = fuse(legalize(mod))
+        stages.note("fused", mod=mod, target=target)
+        mod = schedule_kernels(mod, target, known)
         mod = pack(mod) if library == "torch" else mod
         return with_names_apart(mod)
 
@@ -206,6 +214,19 @@ def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
     with target:
         mod = _to_virtual_machine()(mod)
     return library_or_objects(mod, target, NAME, workers=2 - alone)
+
+
+def one_kernel(func: Any, target: Any) -> Any:
+    """Compile a scheduled kernel whose name is ``main`` for callers that vouch for its arguments.
+
+    Returns:
+        a TVM module.
+    """
+    share_threads()
+    mod = tvm.IRModule({"main": func})
+    target, _ = _own_options(mod, target)
+    with target:
+        return tvm.tirx.build(mod, target, UNCHECKED)
 
 
 def _ready(mod: Any, target: Any) -> tuple[Any, bool]:

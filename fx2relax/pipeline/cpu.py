@@ -7,6 +7,7 @@ kernel that a rule cannot take gets the next simpler one; in the end it stays as
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -26,11 +27,16 @@ from .vector import VECTOR
 _log = logging.getLogger(__name__)
 
 
-def schedule_kernels(mod: Any, target: Any) -> Any:
-    """Schedule every kernel of a module that carries no schedule yet."""
-    threads = int(target.attrs.get("num-cores", 0)) or 1
+def schedule_kernels(mod: Any, target: Any, known: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Schedule every kernel of a module that carries no schedule yet.
+
+    Args:
+        mod: the module.
+        target: a `tvm.target.Target`.
+        known: gives a kernel, for a target, a schedule that goes before our rules, or None.
+    """
     done = {
-        name: tile(func, target) or _schedule(func, threads)
+        name: (known(func, target) if known else None) or schedule(func, target)
         for name, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc) and not func.attrs.get("tirx.is_scheduled")
     }
@@ -38,6 +44,11 @@ def schedule_kernels(mod: Any, target: Any) -> Any:
     for name, func in done.items():
         mod[name] = func
     return mod
+
+
+def schedule(func: Any, target: Any) -> Any:
+    """One kernel by our rules."""
+    return tile(func, target) or _schedule(func, int(target.attrs.get("num-cores", 0)) or 1)
 
 
 def _schedule(func: Any, threads: int) -> Any:

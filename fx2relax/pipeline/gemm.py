@@ -50,30 +50,47 @@ _WIDEST_LINE = 256
 _SUMS = 32 << 10
 
 
-def tile(func: Any, target: Any) -> Any:
-    """A kernel in tiles where it holds a contraction that suits them; None elsewhere."""
+def tile(func: Any, target: Any, tiles: Tiles | None = None) -> Any:
+    """A kernel in tiles where it holds a contraction that suits them; None elsewhere.
+
+    Args:
+        func: the kernel, not scheduled.
+        target: a `tvm.target.Target`.
+        tiles: their sizes; chosen when left out.
+    """
     try:
         found = find(func)
         threads = int(target.attrs.get("num-cores", 0)) or 1
-        return None if found is None else generate(func, found, target, threads)
+        return None if found is None else generate(func, found, target, threads, tiles)
     except Exception as error:
         # TVM's schedule errors have no common class; whatever happens, the kernel is valid.
         _log.debug("a contraction is not tiled: %s", str(error)[:500])
         return None
 
 
-def generate(func: Any, found: Contraction, target: Any, threads: int) -> Any:
+def tiles_of(func: Any, target: Any) -> Tiles | None:
+    """The sizes that `tile` chooses for a kernel; None where it has no tiles of such sizes."""
+    found = find(func)
+    if found is None or depthwise.suits(found) or tile(func, target) is None:
+        return None
+    threads = int(target.attrs.get("num-cores", 0)) or 1
+    return _shape(found, target, threads).tiles
+
+
+def generate(
+    func: Any, found: Contraction, target: Any, threads: int, tiles: Tiles | None = None
+) -> Any:
     """The kernel with loops in place of its blocks; None where tiles do not suit it."""
     axes = [found.k, *found.batch, *found.rows, *found.columns]
     if any(a.length == 0 or str(a.var.ty.dtype) != INDEX for a in axes):
         return None
-    if depthwise.suits(found):
+    if depthwise.suits(found):  # whose planes have sizes of their own
         return depthwise.generate(func, found, lanes_of(target, found.dtype), threads)
     rows = product([size(a) for a in found.rows])
     few = isinstance(rows, int) and rows <= _FEW_ROWS
     if few and not found.panels and found.window is None:
         return None
-    shape = _shape(found, target, threads)
+    shape = _shape(found, target, threads, tiles)
     sums = tirx.decl_buffer((shape.tiles.block * shape.tiles.columns,), found.dtype, "sums")
     steps = written(found, list(func.params), sums)
     if steps is None:
@@ -92,7 +109,7 @@ class _Shape:
     height: int
 
 
-def _shape(found: Contraction, target: Any, threads: int) -> _Shape:
+def _shape(found: Contraction, target: Any, threads: int, tiles: Tiles | None = None) -> _Shape:
     columns = found.columns
     width = columns[-1].length
     plane = len(columns) > 1 and width is not None and width <= _WIDEST_LINE and not found.panels
@@ -101,7 +118,7 @@ def _shape(found: Contraction, target: Any, threads: int) -> _Shape:
     known = [a.length for a in outer]
     batch = None if None in known else math.prod(n for n in known if n is not None)
     rows = product([size(a) for a in found.rows])
-    tiles = choose(
+    tiles = tiles or choose(
         rows if isinstance(rows, int) else None,
         found.k.length,
         None if lines is not None else width,

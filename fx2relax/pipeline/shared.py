@@ -128,6 +128,22 @@ def link_here(output: str, objects: list[str], **_: Any) -> None:
     run_linker([*command, "-o", output, *objects, "-lm"])
 
 
+def library_of(module: Any, target: Any, path: str) -> None:
+    """Write a TVM module as a shared library for a target's machine, to be loaded by TVM there.
+
+    Raises:
+        LinkError: there is no linker for it, or it failed.
+    """
+    command, known = target_linker(target)
+    if not known:
+        raise LinkError(f"there is no linker for {target}: {command[0]} is missing")
+
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        run_linker([*command, "-o", output, *objects, "-lm"])
+
+    tvm.runtime.Executable(module).export_library(path, fcompile=link)
+
+
 def target_linker(target: Any) -> tuple[tuple[str, ...], bool]:
     """The command that links objects for a target, and whether it is there."""
     triple = str(dict(target.export()).get("mtriple", ""))
