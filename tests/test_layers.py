@@ -22,7 +22,7 @@ LAYERS = [
         {"custom", "custom_eager", "custom_kernels"},
     ],
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}],
-    [{"programs"}, {"never_slower"}],
+    [{"programs", "kernel_names"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}],
     [
         {"importer"},
@@ -103,7 +103,7 @@ LAYERS = [
         },
         {"report"},
     ],
-    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}],
+    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}, {"locks"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}
