@@ -37,9 +37,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"mode": "max-autotune"},
-    {"options": {"library": "none"}},
-    {"dynamic": True},
+    {"options": {"library": "none"}, "dynamic": True},
 ]
 
 
@@ -63,15 +61,13 @@ def _outcome(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("called", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_copy_computes_the_same(how: str, called: bool, options: dict[str, Any]) -> None:
+def test_a_copy_computes_the_same(how: str, options: dict[str, Any]) -> None:
     net, x = _net(), torch.randn(4, 6)
     fast = torch.compile(net, backend="relax", **options)
     with torch.no_grad():
         expected = net(x)
-        if called:
-            torch.testing.assert_close(fast(x), expected)
+        torch.testing.assert_close(fast(x), expected)
         other = COPIES[how](fast)
         assert type(other) is type(fast)
         assert other.state_dict().keys() == fast.state_dict().keys()

@@ -126,6 +126,9 @@ def test_another_machine_runs_while_nobody_looks(monkeypatch: pytest.MonkeyPatch
             if stage == "program":
                 programs.append(what["program"])
 
+        def wrap(self, call: Any, what: dict[str, Any]) -> Any:
+            return call
+
     fast, x = torch.compile(_net(), backend="relax"), torch.randn(3, 8)
     with stages.observed(Watch()), torch.no_grad():
         fast(x)
