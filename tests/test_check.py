@@ -260,6 +260,7 @@ _PEAK = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no peak of memory is told")
+@pytest.mark.whole
 def test_memory_is_at_most_twice_eagers() -> None:
     """Of twelve layers of a transformer, with weights, and with all programs that might run."""
     peaks = {}
