@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -201,8 +202,9 @@ class _Compiler:
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         # The backward graph may be compiled when it is first run, outside of the scope of the
-        # overrides that were in force for the forward.
-        return self.context.copy().run(self._compile, graph, _plain_specs(graph), "backward")
+        # overrides that were in force for the forward; and in two threads at once.
+        with compile_lock:
+            return self.context.copy().run(self._compile, graph, _plain_specs(graph), "backward")
 
     def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
         specs = _plain_specs(graph)
@@ -235,7 +237,7 @@ class _Compiler:
         writes = take_writes(graph)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
-            with _disable_current_modes():
+            with _disable_current_modes(), stages.recorded(f"compile the {phase} graph"):
                 program = self._build(graph, specs, start, phase, watch)
         except Exception as error:
             if self.options.on_unsupported == "raise":
@@ -262,7 +264,9 @@ class _Compiler:
         whole_inputs(graph.graph, specs)
 
         def callable_of(built: programs.Built) -> Call:
-            program = Program(built.imported, built.executable, device, built.calling)
+            program = Program(
+                built.imported, built.executable, device, built.calling, built.kernels
+            )
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
             return wrapped
@@ -396,7 +400,7 @@ def _boxed(function: Callable[[tuple[Any, ...]], Any]) -> Callable[[list[Any]], 
     counters = report.counters
 
     def call(arguments: list[Any]) -> Any:
-        counters.calls += 1
+        counters.called()
         values = tuple(arguments)
         arguments.clear()
         return function(values)

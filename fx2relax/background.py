@@ -64,9 +64,14 @@ class Job:
         except Stopped:
             pass
         except Exception as error:
-            log.info("%s: %s: %s", self._what, type(error).__name__, error)
+            self.leave(error)
         finally:
             self.done = True
+
+    def leave(self, why: BaseException) -> None:
+        """Say that there will be no result, and why."""
+        log.info("%s: %s: %s", self._what, type(why).__name__, why)
+        self.done = True
 
 
 class _Worker:
@@ -90,28 +95,48 @@ class _Worker:
 
     def add(self, job: Job) -> None:
         with self.changed:
+            if self.stopping:
+                job.done = True
+                return
             self.jobs.append(job)
-            if self.thread is None:
-                # At the end of the process it is asked to stop, and waited for.
-                self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-                self.thread.start()
+            self._begin()
+
+    def _begin(self) -> None:
+        """See to it that there is a thread for what there is to do."""
+        if not self.jobs or (self.thread is not None and self.thread.is_alive()):
+            return
+        # At the end of the process it is asked to stop, and waited for.
+        self.thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self.thread = None
+            while self.jobs:
+                self.jobs.popleft().leave(error)
 
     def _work(self) -> None:
+        own = threading.current_thread()
         while True:
             with self.changed:
-                if not self.jobs or self.stopping:
-                    self.thread = None
+                # Ctrl-C may come while a thread is begun, which then runs beside the next one.
+                if not self.jobs or self.stopping or self.thread is not own:
+                    if self.thread is own:
+                        self.thread = None
                     self.changed.notify_all()
                     return
                 job = self.jobs[0]
-            with self.working:
-                job.run()
+            try:
+                with self.working:
+                    job.run()
+            except BaseException as error:  # the thread lives on, whatever is thrown into it
+                job.leave(error)
             with self.changed:
                 self.jobs.popleft()
                 self.changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
         with self.changed:
+            self._begin()  # Ctrl-C may have come between a job and its thread
             return self.changed.wait_for(lambda: not self.jobs, timeout)
 
     def stop(self) -> None:
@@ -127,12 +152,14 @@ class _Worker:
 
     def after_fork_in_parent(self) -> None:
         if self.held:
+            self.held = False
             self.working.release()
 
     def after_fork_in_child(self) -> None:
         """The thread is not there; what it was to do is not done."""
         for job in self.jobs:
             job.done = True
+        self.held = False
         self._reset()
 
 

@@ -179,10 +179,13 @@ class _Checker(Recorder):
         self.waiting.add(mark)
 
         def checked(arguments: Any) -> Any:
-            if mark not in self.waiting:
-                return call(arguments)
-            self.waiting.discard(mark)
-            return self._run(notes, variant, number, call, arguments)
+            try:
+                if mark not in self.waiting:
+                    return call(arguments)
+                self.waiting.discard(mark)
+                return self._run(notes, variant, number, call, arguments)
+            finally:
+                program.forget()  # each program has weights of its own
 
         return checked
 

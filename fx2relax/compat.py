@@ -6,6 +6,8 @@ itself is imported when one of the names is first used.
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
@@ -56,6 +58,7 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Var",
+    "builders_apart",
     "const_int",
     "const_number",
     "cpu_features",
@@ -80,6 +83,43 @@ __all__ = [
     "tvm",
     "tvm_ffi",
 ]
+
+
+# What interrupts a Python function that TVM has called comes out of TVM as what it is; other kinds
+# than those that are known become a RuntimeError, which is taken for a failed compilation.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
+tvm_ffi.register_error("SystemExit", SystemExit)
+
+
+class _Stack(threading.local):
+    """A list for each thread."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+
+    def append(self, item: Any) -> None:
+        self._items.append(item)
+
+    def pop(self) -> Any:
+        return self._items.pop()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+@functools.cache
+def builders_apart() -> None:
+    """Give each thread builders of its own; done once.
+
+    TVM has one list, for all threads, of the builders that functions are being made with: two
+    threads that import at once would take each other's builder for their own.
+    """
+    builder = relax.BlockBuilder
+    if isinstance(getattr(builder, "_stack", None), list):
+        builder._stack = _Stack()
 
 
 def type_of(expr: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fx2relax import programs
 from fx2relax.custom_kernels import Signature
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError
+from fx2relax.locks import own
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
 from fx2relax.runtime.program import Program
@@ -39,7 +40,7 @@ class Compiled:
     def __init__(self, signature: Signature, operator: Callable[..., Any]) -> None:
         self._signature = signature
         self._operator = operator
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
         self._programs: OrderedDict[Any, Program | None] = OrderedDict()
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -98,7 +99,8 @@ class Compiled:
             args, kwargs = split(pytree.tree_unflatten(filled, structure))
             return operator(*args, **kwargs)
 
-        with _disable_current_modes(), torch.no_grad():
+        # PyTorch says to the whole process that it traces.
+        with compile_lock, _disable_current_modes(), torch.no_grad():
             graph = make_fx(call, tracing_mode=mode)(  # type: ignore[arg-type]
                 *tensors
             )
@@ -112,7 +114,9 @@ class Compiled:
             built = self._compiled(graph, specs)
             if env is not None and env.guards:
                 return None
-            return Program(built.imported, built.executable, calling=built.calling)
+            return Program(
+                built.imported, built.executable, calling=built.calling, kernels=built.kernels
+            )
 
     def _compiled(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> programs.Built:
         try:

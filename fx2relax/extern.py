@@ -22,6 +22,7 @@ from fx2relax.converters.common import Unsupported, emit
 from fx2relax.converters.common import dtype as dtype_of
 from fx2relax.converters.common import shape as shape_of
 from fx2relax.errors import ArgumentError, BuildFailure, KernelFailure
+from fx2relax.locks import own
 from fx2relax.rules import ExternFunction, Matched, Seen, key_of, match, seen
 from fx2relax.runtime import boundary, loading, toolchain
 from fx2relax.spec import Tensor
@@ -46,7 +47,7 @@ class Kernels:
     def __init__(self, name: str, functions: Functions, make: Make) -> None:
         self.name = name
         self._make = make
-        self._lock = threading.RLock()
+        self._lock = own(self, "_lock", threading.RLock)
         self._functions: dict[str, Any] = {}
         if not functions:
             raise ValueError(f"{name} needs functions: a shape rule a symbol")

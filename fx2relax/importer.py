@@ -20,6 +20,7 @@ from fx2relax.compat import (
     ShapeType,
     TensorType,
     Var,
+    builders_apart,
     dtype_of,
     op,
     relax,
@@ -81,6 +82,7 @@ class Importer:
         self.halves = halves
         self.single = single
         self.nested = builder is not None
+        builders_apart()
         self.builder = builder or BlockBuilder()
         self.scalars = Scalars(self.symbols, self.builder)
         self.env: dict[Node, Any] = {}
@@ -125,7 +127,7 @@ class Importer:
         if self.declined and self.on_unsupported == "raise" and not self.nested:
             raise UnsupportedOpError(missing_ops(self.declined))
         mod = self.builder.get()
-        if stages.are_observed() and not self.nested:
+        if stages.is_wanted("imported") and not self.nested:
             mod = tell(self, mod, nodes)
         return Imported(
             mod=mod,

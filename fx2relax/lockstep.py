@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
+# Elements of tensors that are compared at a time.
+_PIECE = 1 << 19
 # A difference keeps what it takes to see it again.
 _KEPT = 3
 _LAST = (0, 3, 1, 2)  # from channels last to channels first
@@ -229,17 +231,41 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
         wrong = got != expected
         count = int(wrong.sum())
         return (inf, _words(count, wrong, got, expected)) if count else (0.0, "")
-    odd = got.isfinite() != expected.isfinite()
-    odd |= (got.isnan() != expected.isnan()) | (
-        ~expected.isfinite() & ~expected.isnan() & (got != expected)
-    )
-    if odd.any():
-        return inf, _words(int(odd.sum()), odd, got, expected)
-    finite = expected.isfinite()
-    apart = torch.where(finite, got - expected, torch.zeros_like(expected)).abs()
-    largest = torch.where(finite, expected, torch.zeros_like(expected)).abs().max().item()
-    error = apart.max().item() / largest if largest else apart.max().item()
-    return error, _words(0, apart == apart.max(), got, expected)
+    apart = largest = 0.0
+    where = 0, got, expected
+    start = 0
+    for one, other in _pieces(got, expected):
+        finite = other.isfinite()
+        odd = (one.isfinite() != finite) | (one.isnan() != other.isnan())
+        odd |= ~finite & ~other.isnan() & (one != other)
+        if odd.any():
+            return inf, _words(int(odd.sum()), odd, one, other, start)
+        found = _apart(one, other).max().item()
+        if found > apart:
+            apart, where = found, (start, one, other)
+        largest = max(largest, other.nan_to_num(0.0, 0.0, 0.0).abs_().max().item())
+        start += len(one) if one.dim() else 0
+    if not apart:
+        return 0.0, ""
+    start, one, other = where
+    marked = _apart(one, other) == apart
+    return apart / largest if largest else apart, _words(0, marked, one, other, start)
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far two tensors are apart where they are finite."""
+    return (one - other).abs_().nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _pieces(
+    got: torch.Tensor, expected: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two tensors side by side: what is made of them on the way is as large as a piece."""
+    if not expected.dim():
+        yield got, expected
+        return
+    rows = max(1, _PIECE * len(expected) // expected.numel())
+    yield from zip(got.split(rows), expected.split(rows), strict=True)
 
 
 def _is_rounding(got: torch.Tensor, expected: torch.Tensor, inputs: Sequence[Any]) -> bool:
@@ -251,10 +277,13 @@ def _is_rounding(got: torch.Tensor, expected: torch.Tensor, inputs: Sequence[Any
     return bool(apart <= 4 * torch.finfo(expected.dtype).eps * max([largest, *terms]))
 
 
-def _words(count: int, marked: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> str:
+def _words(
+    count: int, marked: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, first: int = 0
+) -> str:
     place = tuple(int(i) for i in marked.nonzero()[0])
     start = f"{count} of {expected.numel()} elements, such as " if count else ""
-    return f"{start}{got[place].item()} at {list(place)}, and not {expected[place].item()}"
+    shown = [place[0] + first, *place[1:]] if place else []
+    return f"{start}{got[place].item()} at {shown}, and not {expected[place].item()}"
 
 
 def _laid(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ results that are returned are those of the compiled program until there is a ver
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch.fx
 from fx2relax import report
 from fx2relax.alternatives import Alternatives
 from fx2relax.cache import Store
+from fx2relax.locks import own
 from fx2relax.switches import is_on
 from fx2relax.torch_calls import is_ordered
 
@@ -101,7 +101,7 @@ class Contest:
         self._program, self._eager = program, eager
         self._nodes, self._verdicts = nodes, verdicts
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
         self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
         self._fastest: dict[tuple[int, ...], str] = {}
         self._counted = False
@@ -136,7 +136,7 @@ class Contest:
             self._settled = settled
 
     def _in_eager(self, *arguments: Any) -> Any:
-        report.counters.calls += 1
+        report.counters.called()
         return self._eager(*arguments)
 
     def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
@@ -234,7 +234,7 @@ class Contest:
             return
         if not self._counted:
             self._counted = True
-            report.counters.graphs_slower += 1
+            report.counters.count("graphs_slower")
         own = self._alternatives.names[0]
         log.info(
             "a graph of %d operators%s runs in eager, which is faster%s",

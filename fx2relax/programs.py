@@ -44,6 +44,7 @@ class Built:
         calling: how its function is called.
         census: how many kernels and library calls it has, see `pipeline.census`.
         draft: what it was compiled from; None where it was found compiled.
+        kernels: what it calls, in order, as profilers show it: see `kernel_names.shown`.
     """
 
     imported: Imported
@@ -51,6 +52,7 @@ class Built:
     calling: Calling
     census: dict[str, int]
     draft: Draft | None = None
+    kernels: Sequence[tuple[str, str]] = ()
 
 
 @dataclass
@@ -60,10 +62,12 @@ class Draft:
     Attributes:
         imported: the Relax module, and what the runtime has to know.
         said: what is stored of it; None where it cannot be.
+        told: what the importer told of it.
     """
 
     imported: Imported
     said: dict[str, Any] | None
+    told: dict[str, Any]
 
     def compile(
         self,
@@ -91,7 +95,7 @@ class Draft:
         imported = self.imported
         lifted = imported.num_input < len(imported.params)
         checkpoint()
-        with stages.timed("lower"):
+        with stages.timed("lower"), stages.kept("legal", "grouped") as noted:
             lowered = pipeline.lower(
                 imported.mod, library=library, lift_weights=lifted, known=known
             )
@@ -102,6 +106,8 @@ class Draft:
         with stages.timed("plan memory"):
             ready, calling = pipeline.give(lowered, imported.name, leading)
         stages.note("lowered", mod=lowered, ready=ready, library=way, name=imported.name)
+        with stages.timed("name kernels"):
+            kernels = self._kernels(noted, lowered, ready)
         # The boundary hands over compact tensors, and the virtual machine looks at their sizes;
         # nothing does where a kernel is called past it. What PyTorch returns inside a program may
         # be of another size than its meta function says.
@@ -114,7 +120,12 @@ class Draft:
                 )
 
         if store is not None and self.said is not None:
-            said = {**self.said, "calling": calling.spelled(), "census": census}
+            said = {
+                **self.said,
+                "calling": calling.spelled(),
+                "census": census,
+                "kernels": kernels,
+            }
             about = {
                 **versions(),
                 "made": time.time(),
@@ -124,14 +135,28 @@ class Draft:
             }
             executable = _stored(store, key, said, about, linked)
             if executable is not None:
-                return Built(imported, executable, calling, census, self)
+                return Built(imported, executable, calling, census, self, kernels)
         if objects.held(ready):  # objects of the user's are linked, and only a library is
             library_code = linked()
             assert library_code is not None
-            return Built(imported, load(library_code), calling, census, self)
+            executable = load(library_code)
+            return Built(imported, executable, calling, census, self, kernels)
         with stages.timed("compile kernels"):
             executable = pipeline.machine_code(ready, checked=checked)
-        return Built(imported, executable, calling, census, self)
+        return Built(imported, executable, calling, census, self, kernels)
+
+    def _kernels(
+        self, noted: dict[str, list[dict[str, Any]]], lowered: Any, ready: Any
+    ) -> list[tuple[str, str]]:
+        # Only what compiles needs it: a warm start runs without TVM's compiler.
+        from fx2relax import kernel_names
+
+        try:
+            legal, grouped = (noted[stage][-1]["mod"] for stage in ("legal", "grouped"))
+            return kernel_names.shown(self.told, legal, grouped, lowered, ready)
+        except Exception as error:  # a program runs without names
+            log.info("a profiler will not show kernels: %s: %s", type(error).__name__, error)
+            return []
 
 
 Place = tuple[cache.Store | None, str]
@@ -204,7 +229,11 @@ def draft_of(
         stored: whether what is compiled of it may be kept.
     """
     sizes = _Sizes(graph)
-    with registry.watched() as used, stages.timed("import"):
+    with (
+        registry.watched() as used,
+        stages.timed("import"),
+        stages.kept("imported") as noted,
+    ):
         imported = import_graph(
             graph,
             specs,
@@ -215,17 +244,19 @@ def draft_of(
             halves=True,
         )
     stages.note("drafted", imported=imported)
+    # Work on numbers alone is compiled while a graph is imported.
+    told = next(what for what in noted["imported"] if what["graph"] is graph)
     if not stored:
-        return Draft(imported, None)
+        return Draft(imported, None, told)
     try:
         custom = [target_name(c.target) for c in used if not shipped(c)]
         if custom:
             raise NoSpelling("a converter of the user's")
         said = {"imported": record(imported, graph, specs), "guards": sizes.guards()}
     except NoSpelling as error:
-        report.counters.cache_skipped[str(error)] += 1
-        return Draft(imported, None)
-    return Draft(imported, said)
+        report.counters.skip_cache(str(error))
+        return Draft(imported, None, told)
+    return Draft(imported, said, told)
 
 
 def place(
@@ -238,7 +269,7 @@ def place(
     try:
         return store, graph_key(graph, specs, options, native.use(), tuned)
     except NoSpelling as error:
-        report.counters.cache_skipped[str(error)] += 1
+        report.counters.skip_cache(str(error))
         return None, ""
 
 
@@ -247,12 +278,13 @@ def find(graph: torch.fx.GraphModule, specs: Sequence[InputSpec], where: Place) 
     store, key = where
     if store is None:
         return None
-    found = _restored(store, key, graph, specs)
+    with stages.recorded("look for the program on disk"):
+        found = _restored(store, key, graph, specs)
     stages.note("cache", event="missed" if found is None else "found", key=key)
     if found is None:
-        report.counters.cache_misses += 1
+        report.counters.count("cache_misses")
     else:
-        report.counters.cache_hits += 1
+        report.counters.count("cache_hits")
         store.hit(key)
     return found
 
@@ -269,7 +301,10 @@ def _restored(
         imported = restore(entry.said["imported"], graph, specs)
         calling = Calling.read(entry.said["calling"])
         share_threads()
-        return Built(imported, _loaded(entry.library), calling, dict(entry.said["census"]))
+        kernels = [(str(symbol), str(name)) for symbol, name in entry.said["kernels"]]
+        census = dict(entry.said["census"])
+        executable = _loaded(entry.library)
+        return Built(imported, executable, calling, census, kernels=kernels)
     except OSError as error:  # a full disk is no fault of the program's
         disk.warn_unusable(error)
         return None

@@ -7,6 +7,7 @@ import contextvars
 import importlib
 import importlib.metadata
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
 from fx2relax.errors import RegistrationError, target_name
+from fx2relax.locks import own
 
 __all__ = ["Converter", "Promotion", "converts", "lookup", "overrides", "registered"]
 
@@ -64,7 +66,7 @@ _watched: contextvars.ContextVar[list[Converter] | None] = contextvars.ContextVa
 )
 
 
-_loading = threading.RLock()
+_loading = own(sys.modules[__name__], "_loading", threading.RLock)
 _loaded = False
 
 
@@ -74,8 +76,22 @@ def load() -> None:
     with _loading:
         if not _loaded:
             _loaded = True
-            importlib.import_module("fx2relax.converters")
-            load_third_party()
+            try:
+                importlib.import_module("fx2relax.converters")
+                load_third_party()
+            except (KeyboardInterrupt, SystemExit):  # whoever asks next loads them all
+                _unload()
+                raise
+
+
+def _unload() -> None:
+    """Forget what a load has left that was cut off."""
+    global _loaded
+    for name in [n for n in sys.modules if f"{n}.".startswith("fx2relax.converters.")]:
+        del sys.modules[name]
+    _shipped.clear()
+    _complex.clear()
+    _loaded = False
 
 
 def kind_of(target: Target) -> str:
@@ -176,11 +192,12 @@ def _seen(found: Converter | None) -> Converter | None:
 def watched() -> Iterator[list[Converter]]:
     """The converters that are looked up inside a ``with`` block, in order."""
     found: list[Converter] = []
-    token = _watched.set(found)
-    try:
+    before = _watched.get()
+    try:  # Ctrl-C may come between any two lines
+        _watched.set(found)
         yield found
     finally:
-        _watched.reset(token)
+        _watched.set(before)
 
 
 def _hashable(target: Target) -> bool:
@@ -220,11 +237,12 @@ def overrides(mapping: Mapping[Target, Callable[..., Any]] | None) -> Iterator[N
     for target, function in (mapping or {}).items():
         kind_of(target)
         scope[target] = Converter(target, function, source=getattr(function, "__module__", ""))
-    token = _scopes.set((*_scopes.get(), scope))
+    before = _scopes.get()
     try:
+        _scopes.set((*before, scope))
         yield
     finally:
-        _scopes.reset(token)
+        _scopes.set(before)
 
 
 def load_third_party() -> None:

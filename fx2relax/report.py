@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
+
+from fx2relax.locks import own
 
 
 class Stats:
     """The counters behind `fx2relax.stats()`; see there."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
         self.reset()
 
     def reset(self) -> None:
@@ -24,7 +27,9 @@ class Stats:
         self.tir_kernels = 0
         self.library_calls = 0
         self.compile_seconds = 0.0
-        self.calls = 0
+        #: Counts a call of a graph: in C, so that threads at once lose none.
+        self.called: Callable[[], int] = itertools.count(1).__next__
+        self._looked = 0
         self.fallback_ops: Counter[str] = Counter()
         self.graphs_slower = 0
         self.cache_hits = 0
@@ -53,6 +58,23 @@ class Stats:
             self.relax_calls += relax_calls
             self.tir_kernels += tir_kernels
             self.library_calls += library_calls
+
+    def count(self, name: str) -> None:
+        """Add one to a counter."""
+        with self._lock:
+            setattr(self, name, getattr(self, name) + 1)
+
+    def skip_cache(self, why: str) -> None:
+        """Count a graph whose program is not stored."""
+        with self._lock:
+            self.cache_skipped[why] += 1
+
+    @property
+    def calls(self) -> int:
+        """How often compiled graphs were called."""
+        with self._lock:
+            self._looked += 1
+            return self.called() - self._looked
 
     def snapshot(self) -> dict[str, Any]:
         """The counters as a dict."""

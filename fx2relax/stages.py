@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
+
+from torch.autograd import profiler
 
 
 class Observer:
@@ -32,14 +34,33 @@ listeners: list[Observer] = []
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("fx2relax_observers", default=())
 
 
+# What a compilation itself needs of its stages; nobody looks on.
+_keepers: ContextVar[tuple[dict[str, list[dict[str, Any]]], ...]] = ContextVar(
+    "fx2relax_keepers", default=()
+)
+
+
+@contextmanager
+def kept(*names: str) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """What stages of these names tell inside, in order, by their names."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    before = _keepers.get()
+    try:
+        _keepers.set((*before, found))
+        yield found
+    finally:
+        _keepers.set(before)
+
+
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
     """Tell an observer of all that is compiled inside."""
-    token = _observers.set((*_observers.get(), observer))
-    try:
+    before = _observers.get()
+    try:  # Ctrl-C may come between any two lines
+        _observers.set((*before, observer))
         yield
     finally:
-        _observers.reset(token)
+        _observers.set(before)
 
 
 def are_observed() -> bool:
@@ -47,8 +68,16 @@ def are_observed() -> bool:
     return bool(_observers.get())
 
 
+def is_wanted(stage: str) -> bool:
+    """Whether anyone looks on, or a compilation itself needs a stage."""
+    return are_observed() or any(stage in keeper for keeper in _keepers.get())
+
+
 def note(stage: str, **what: Any) -> None:
     """Tell of a stage."""
+    for keeper in _keepers.get():
+        if stage in keeper:
+            keeper[stage].append(what)
     for observer in (*listeners, *_observers.get()):
         observer.note(stage, what)
 
@@ -65,6 +94,14 @@ def timed(stage: str) -> Iterator[None]:
     """Tell how long a stage took, as ``note("time", of=stage, seconds=...)``."""
     start = time.perf_counter()
     try:
-        yield
+        with recorded(stage):
+            yield
     finally:
         note("time", of=stage, seconds=time.perf_counter() - start)
+
+
+def recorded(stage: str) -> AbstractContextManager[Any]:
+    """Show a stage in the timeline of `torch.profiler`, if one is being recorded."""
+    if not profiler._is_profiler_enabled:
+        return nullcontext()
+    return profiler.record_function(f"fx2relax: {stage}")

@@ -7,12 +7,12 @@ much memory again.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from fx2relax.alternatives import Alternatives
+from fx2relax.locks import own
 from fx2relax.never_slower import SIZES, Verdicts, verdict
 
 
@@ -26,7 +26,7 @@ class Turns:
 
     def __init__(self, alternatives: Alternatives, verdicts: Verdicts) -> None:
         self._alternatives, self._verdicts = alternatives, verdicts
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
         self._fastest: dict[tuple[int, ...], str] = {}
         self._times: dict[tuple[int, ...], dict[str, list[float]]] = {}
 
@@ -71,7 +71,9 @@ class Turns:
         return result
 
     def _judge(self, sizes: tuple[int, ...], first: str, others: list[str]) -> None:
-        times = self._times[sizes]
+        times = self._times.get(sizes)
+        if times is None:  # another thread has found what is known of these sizes
+            return
         if len({len(taken) for taken in times.values()}) > 1 or len(times[first]) < 2:
             return
         best = first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +119,6 @@ class TorchCall:
         ordered: whether it must run, and in order; see `is_ordered`.
         collective: whether other processes make it too.
         library: whether it is a call of the library that is wanted, as for products.
-        error: what the operator raised when it was last run.
     """
 
     def __init__(self, node: Node, library: bool = False) -> None:
@@ -130,7 +130,7 @@ class TorchCall:
         self.ordered = is_ordered(node)
         self.collective = is_collective(node.target)
         self.extra_operands = 0
-        self.error: Exception | None = None
+        self._raised: dict[int, Exception] = {}
         self.leaves = flat_arguments(node)
         self.structure = pytree.tree_structure(
             (list(node.args), dict(node.kwargs)), is_leaf=is_leaf
@@ -155,6 +155,14 @@ class TorchCall:
         self._bound: list[Any] = []
         self._constants: dict[int, Any] = {}
         self._complex: set[int] = set()
+
+    def raised(self, error: Exception) -> None:
+        """Remember what the operator raised in this thread."""
+        self._raised[threading.get_ident()] = error
+
+    def take_error(self) -> Exception | None:
+        """What the operator raised in this thread when it was last run, forgotten at once."""
+        return self._raised.pop(threading.get_ident(), None)
 
     def paired(self, bound: Complex) -> Any:
         """The pairs of the next operand, a complex tensor."""

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._C import DispatchKey
+from torch._dynamo.convert_frame import compile_lock
+
+from fx2relax.locks import own
 
 __all__ = ["is_active", "keep", "whole_operators"]
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _kept: dict[Any, Callable[..., Any] | None] = {}
-_taken: list[tuple[Any, dict[Any, Any]]] = []
-_lock = threading.RLock()
-_depth = 0
+_taken: dict[Any, dict[Any, Any]] = {}
+_inside: set[object] = set()
+_lock = own(sys.modules[__name__], "_lock", threading.RLock)
 _active: contextvars.ContextVar[bool] = contextvars.ContextVar("fx2relax_whole", default=False)
 
 
@@ -37,24 +41,29 @@ def is_active() -> bool:
 
 @contextlib.contextmanager
 def whole_operators() -> Iterator[None]:
-    """Inside a ``with`` block PyTorch traces the operators given to `keep` whole."""
-    token = _active.set(True)
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
-        _active.reset(token)
+    """Inside a ``with`` block PyTorch traces the operators given to `keep` whole.
+
+    One thread at a time is inside, and none while another one compiles: that PyTorch traces is
+    said to the whole process.
+    """
+    before, who = _active.get(), object()
+    with compile_lock:
+        try:  # Ctrl-C may come between any two lines
+            _active.set(True)
+            _enter(who)
+            yield
+        finally:
+            _leave(who)
+            _active.set(before)
 
 
-def _enter() -> None:
-    global _depth
+def _enter(who: object) -> None:
     with _lock:
-        _depth += 1
-        if _depth > 1:
-            return
+        _inside.add(who)
         for operator, kernel in _kept.items():
-            _taken.append((operator, dict(operator.py_kernels)))
+            if operator in _taken:
+                continue
+            _taken[operator] = dict(operator.py_kernels)
             for key in _KEYS:
                 operator.py_kernels.pop(key, None)
                 if kernel is not None:
@@ -62,14 +71,14 @@ def _enter() -> None:
             operator._dispatch_cache.clear()
 
 
-def _leave() -> None:
-    global _depth
+def _leave(who: object) -> None:
     with _lock:
-        _depth -= 1
-        if _depth:
+        if who not in _inside:
             return
-        for operator, kernels in _taken:
-            operator.py_kernels.clear()
-            operator.py_kernels.update(kernels)
-            operator._dispatch_cache.clear()
-        _taken.clear()
+        if len(_inside) == 1:
+            for operator, kernels in _taken.items():
+                operator.py_kernels.clear()
+                operator.py_kernels.update(kernels)
+                operator._dispatch_cache.clear()
+            _taken.clear()
+        _inside.discard(who)

@@ -23,7 +23,7 @@ LAYERS = [
     ],
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}],
     [{"tuned_programs"}],
-    [{"programs"}, {"never_slower"}],
+    [{"programs", "kernel_names"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
@@ -106,7 +106,7 @@ LAYERS = [
         },
         {"report"},
     ],
-    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}],
+    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}, {"locks"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fx2relax.errors import ArgumentError, ArtifactError, WeightError
+from fx2relax.locks import own
 
 from . import arrays
 from .machine import Machines
@@ -38,7 +38,7 @@ class Bound:
         self.tensors = tensors
         self.sizes = sizes
         self._made: dict[Any, list[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
 
     def ready(self, function: Function, names: list[str], machines: Machines, to: Any) -> list[Any]:
         """What stands right of a function's own parameters in a call.
@@ -85,7 +85,7 @@ class Weights(Mapping[str, Any]):
         self._states = states
         self._align = manifest.alignment
         self._wanted = {weight.name: weight for weight in manifest.weights}
-        self._lock = threading.Lock()
+        self._lock = own(self, "_lock")
         #: What calls use; replaced whole.
         self.bound: Bound | None = None if self._own() else Bound({}, {})
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fx2relax.errors import ArgumentError, ArtifactError
+from fx2relax.locks import own
 
 from . import arrays
 from .manifest import Manifest
@@ -26,7 +26,7 @@ class States:
     """
 
     def __init__(self, manifest: Manifest, name: str, device: Any) -> None:
-        self.lock = threading.Lock()
+        self.lock = own(self, "lock")
         self.tensors: dict[str, Any] = {}
         self._name = name
         self._device = device

@@ -17,9 +17,9 @@ from fx2relax.explaining import work
 from fx2relax.explaining.lines import layer, lines
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Break, Data, Graph, Kernel, Line, Node, Weights
+from fx2relax.kernel_names import computing, readable
 from fx2relax.logs import tir
 from fx2relax.provenance import Site, Trail, bindings
-from fx2relax.runtime.library import PREFIX
 
 _EAGER = "eager"
 
@@ -92,7 +92,7 @@ def graph_report(
     counted: set[str] = set()
     for place, site in enumerate(sites):
         own = [name for name in site.nodes if name in by_node]
-        kernel = Kernel(place, _name(site, calls), _how(site, calls), own)
+        kernel = Kernel(place, readable(site, calls), _how(site, calls), own)
         kernel.operations = sum(operations[name] for name in own if name not in counted)
         kernel.bytes = work.bytes_of([*site.inputs, site.output])
         counted.update(own)
@@ -107,7 +107,7 @@ def graph_report(
 def sites_of(notes: GraphNotes, variant: Variant) -> tuple[Trail, list[Site]]:
     """The calls that a program makes, and who followed its nodes through the passes."""
     assert notes.imported is not None
-    order = [n.name for n in notes.graph.graph.nodes if _computes(n)]
+    order = computing(notes.graph)
     trail = Trail(notes.imported["name"], notes.imported["origins"], order)
     modules = (variant.legal, variant.grouped, variant.lowered, variant.ready)
     sites = trail.sites(notes.imported["mod"], *modules)
@@ -178,12 +178,6 @@ def _how(site: Site, calls: dict[str, Any]) -> str:
         return "generated"
     call = calls.get(site.symbol)
     return "torch" if call is not None and not call.library else "library"
-
-
-def _name(site: Site, calls: dict[str, Any]) -> str:
-    """What a reader calls it; an operator that runs in PyTorch has a symbol that nobody knows."""
-    call = calls.get(site.symbol)
-    return str(call.op_name) if call is not None else site.symbol.removeprefix(PREFIX)
 
 
 def _ways(graph: Graph, trail: Trail) -> None:

@@ -30,6 +30,7 @@ from .lapack import use_lapack
 from .legalize import legalize
 from .library import PREFIX, use_library
 from .lift import lift, without_transforms
+from .llvm_turns import generating
 from .masks import holds_masks
 from .own_names import with_names_apart
 from .packing import pack
@@ -154,7 +155,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     """
     target, _ = _ready(mod, target)
     mod = objects.attached(mod)
-    with target:
+    with target, generating(target):
         pipeline = NAME if checked else UNCHECKED
         return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
 

@@ -25,6 +25,7 @@ from fx2relax import objects as own_objects
 
 from ..runtime.compilers import find_compiler
 from ..runtime.toolchain import compiler_for
+from .llvm_turns import generating
 
 
 class LinkError(RuntimeError):
@@ -199,7 +200,8 @@ def _emit(
 
         def emit(part: Any, path: str) -> None:
             checkpoint()
-            _codegen(part, target).write_to_file(path)
+            with generating(target):
+                _codegen(part, target).write_to_file(path)
 
         if workers > 1 and len(parts) > 1:
             with ThreadPoolExecutor(workers) as pool:
@@ -208,13 +210,17 @@ def _emit(
             for part, path in zip(parts, objects, strict=True):
                 emit(part, path)
         library = Path(folder) / "program.so"
-        executable.export_library(str(library), addons=objects, fcompile=link)
+        with generating(target):
+            executable.export_library(str(library), addons=objects, fcompile=link)
 
 
 def run_linker(command: Sequence[str]) -> None:
     """Run the linker; a LinkError has what it said."""
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        # In a session of its own: Ctrl-C is not meant for what is compiled in the background.
+        subprocess.run(
+            command, check=True, capture_output=True, timeout=120, start_new_session=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         text = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
         raise LinkError(f"{command[0]} cannot link it: {text[-2000:]}") from error
@@ -235,7 +241,8 @@ def _compiled(mod: Any, target: Any, pipeline: str) -> tuple[Any, list[Any]]:
     kernels = relax.vm_build._filter_tir(left)
     parts = [] if kernels is None else _parts(_lowered(kernels, target, pipeline))
     constants = dict(attrs.get("const_name_to_constant", {}))
-    empty = _codegen(tvm.IRModule({}), target)
+    with generating(target):
+        empty = _codegen(tvm.IRModule({}), target)
     given = list(attrs.get("external_mods", []))
     linked = relax.vm_build._ffi_api.VMLink(builder, target, empty, given, constants)
     return relax.VMExecutable(linked), parts

@@ -8,6 +8,7 @@ compiler is at hand, parallel loops run on PyTorch's OpenMP pool instead, with a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -60,9 +61,17 @@ def _launcher() -> int | None:
     except AttributeError as error:
         _log.info("TVM's own thread pool is used: %s", error)
         return None
-    helper.fx2relax_bind.argtypes = [ctypes.c_void_p] * 3
-    helper.fx2relax_bind(*symbols)
+    helper.fx2relax_bind.argtypes = [ctypes.c_void_p] * 4
+    helper.fx2relax_bind(*symbols, _settler())
     return ctypes.cast(helper.fx2relax_launch, ctypes.c_void_p).value
+
+
+def _settler() -> ctypes.c_void_p | None:
+    """PyTorch's function that has a thread use as many threads as `torch.set_num_threads` said."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library.torch_get_num_threads, ctypes.c_void_p)
+    return None
 
 
 def _openmp() -> ctypes.CDLL | None:

@@ -18,6 +18,7 @@ from fx2relax.errors import ArgumentError
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary
+from fx2relax.runtime.profiled import PROFILER
 from fx2relax.runtime.results import results
 
 _SHAPES: dict[int, Any] = {}
@@ -37,6 +38,7 @@ class Way:
             arguments, or None; ``weights``, which makes the list of what stands right of the
             inputs of them, or None; ``weight_count``; ``fail``, which makes the exception of the
             arguments and an error; ``own``, which copies results that share memory.
+        profiled: what takes the place of some of `values` while a profiler runs.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Way:
         inputs: Sequence[InputSpec],
         outputs: Sequence[OutputSpec],
         values: dict[str, Any],
+        profiled: dict[str, Any],
     ) -> None:
         self._inputs = list(inputs)
         self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
@@ -65,6 +68,9 @@ class Way:
         }
         for i, spec in enumerate(self._inputs):
             self._names[f"input{i}"] = spec
+        # Nothing that they see leads back to them, so that a program that is dropped is gone.
+        names = {**self._names, **profiled}
+        self._names |= {"PROFILER": PROFILER, "profiled": _Written(self._checked(), names)}
         lines = [*self._checked(), *self._direct()]
         exec(compile("\n".join(lines), "<fx2relax program>", "exec"), self._names)
         # Taken out of what they see, so that they are freed as soon as nothing else holds them.
@@ -91,6 +97,7 @@ class Way:
         tensors = [f"a[{spec.position}]" for spec in self._guarded]
         lines = [
             "def direct(a, checked=checked):",
+            "    if PROFILER._is_profiler_enabled: return profiled(a)",
             "    try:",
             f"        if not guards.check({', '.join(tensors)}): return checked(a)",
             "    except IndexError: return checked(a)",
@@ -160,6 +167,27 @@ class Way:
     def _finish(self) -> list[str]:
         lines = [*self._results.after, f"return [{', '.join(self._results.outputs)}]"]
         return [f"    {line}" for line in lines]
+
+
+class _Written:
+    """A function of the name `checked`, written out when it is first called.
+
+    Args:
+        lines: the function's.
+        names: what they name.
+    """
+
+    def __init__(self, lines: list[str], names: dict[str, Any]) -> None:
+        self._lines, self._names = lines, names
+        self._run: Callable[[Sequence[Any]], list[Any]] | None = None
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        run = self._run
+        if run is None:
+            own = dict(self._names)
+            exec(compile("\n".join(self._lines), "<fx2relax program>", "exec"), own)
+            run = self._run = own.pop("checked")
+        return run(arguments)
 
 
 class _Guards:

@@ -16,6 +16,10 @@ typedef struct {
 static void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*thread_num)(void);
 static int (*num_threads)(void);
+/* PyTorch's torch_get_num_threads: it tells OpenMP how many threads this thread may use, which
+   OpenMP keeps apart for each, and PyTorch tells it when its own first loop is run. */
+static int (*settle)(unsigned *);
+static _Thread_local int settled;
 
 static void task(void *p) {
   Job *job = p;
@@ -25,14 +29,20 @@ static void task(void *p) {
 
 int fx2relax_launch(Lambda lambda, void *data, int tasks) {
   Job job = {lambda, data, 0};
+  unsigned count;
   (void)tasks;
+  if (!settled) {
+    settled = 1;
+    if (settle) settle(&count);
+  }
   parallel(task, &job, 0, 0);
   return atomic_load(&job.failed);
 }
 
-/* GOMP_parallel, omp_get_thread_num and omp_get_num_threads. */
-void fx2relax_bind(void *p, void *t, void *n) {
+/* GOMP_parallel, omp_get_thread_num, omp_get_num_threads, and torch_get_num_threads or null. */
+void fx2relax_bind(void *p, void *t, void *n, void *s) {
   parallel = p;
   thread_num = t;
   num_threads = n;
+  settle = s;
 }

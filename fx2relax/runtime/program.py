@@ -12,15 +12,17 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from fx2relax import tvm_runtime
+from fx2relax import stages, tvm_runtime
 from fx2relax.calling import Calling
 from fx2relax.errors import ArgumentError, KernelFailure
 from fx2relax.imported import Imported
 from fx2relax.objects import operators
 from fx2relax.outputs import OutputSpec
+from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
 from fx2relax.runtime.heap import give_back
+from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.weights import Weights
 
@@ -40,6 +42,7 @@ class Program:
         device: where the tensors are; the CPU when left out.
         calling: how the function is called; it takes and returns what `imported` says when left
             out.
+        kernels: what the function calls, in order: the symbol, and what a profiler shows for it.
 
     Raises:
         ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the
@@ -52,12 +55,15 @@ class Program:
         executable: Any,
         device: torch.device | None = None,
         calling: Calling | None = None,
+        kernels: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.imported = imported
         self.device = device or torch.device("cpu")
         torch_call.register(imported.torch_calls)
         where = tvm_runtime.device(f"{self.device.type}:{self.device.index or 0}")
-        machines = _Machines(executable, where, imported.name)
+        # A pool keeps memory of each size: where sizes vary, those that do not come again are lost.
+        pooled = not any(map(_varies, imported.params))
+        machines = _Machines(executable, where, imported.name, pooled)
         transform = f"{imported.name}_transform_params"
         lifted = machines.machine.module.implements_function(transform)
         calling = calling or Calling(_count(imported.outputs))
@@ -79,10 +85,17 @@ class Program:
             "fail": parts.failed,
             "own": parts.own,
         }
-        self._machines = machines
+        profiled = {
+            "machines": Profiled(
+                lambda: _Machines(executable, where, imported.name, pooled), kernels
+            ),
+            "kernel": alone(kernel, kernels) if kernel is not None else None,
+        }
+        self._machines, self._parts = machines, parts
         #: Whether a call goes past the virtual machine, to the one kernel.
         self.direct = kernel is not None
-        way = Way(calling, imported.params[: imported.num_input], imported.outputs, values)
+        inputs = imported.params[: imported.num_input]
+        way = Way(calling, inputs, imported.outputs, values, profiled)
         #: The same as a call, of a tuple of arguments; it does without the program.
         self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
 
@@ -102,6 +115,11 @@ class Program:
             yield
         finally:
             machine["set_instrument"](_ignore)  # there is no way to take one back
+
+    def forget(self) -> None:
+        """Let go of what was made of weights, and of memory for values: the next call makes it."""
+        self._parts.forget()
+        give_back()
 
 
 class _Parts:
@@ -130,6 +148,10 @@ class _Parts:
             ]
         )
 
+    def forget(self) -> None:
+        """Let go of what was made of the weights."""
+        self._weights.forget()
+
     def own(self, results: list[Any], arguments: Sequence[Any]) -> None:
         """Copy the results that share memory with an argument or an earlier result."""
         shared = self._shared if self._shared is not None else _sharing(results, arguments)
@@ -154,7 +176,7 @@ class _Parts:
         """What an operator that runs in PyTorch raised, forgotten at once."""
         raised = None
         for call in self.imported.torch_calls.values():
-            raised, call.error = call.error or raised, None
+            raised = call.take_error() or raised
         return raised
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
@@ -171,6 +193,12 @@ class _Parts:
 
 def _ignore(*_: Any) -> int:
     return 0
+
+
+def _varies(spec: InputSpec) -> bool:
+    """Whether an argument is, or has, a size that is a symbol."""
+    sizes = spec.val.shape if isinstance(spec.val, torch.Tensor) else [spec.val]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _by_a_kernel(error: Exception) -> bool:
@@ -235,7 +263,8 @@ class _Transform:
         self._large = size >= _LARGE
 
     def __call__(self, weights: Any) -> Any:
-        made = self._machines.main(weights)
+        with stages.recorded("prepare weights"):
+            made = self._machines.main(weights)
         self._machines.release()
         if self._large:
             give_back()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from fx2relax.collectives import waited
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
+from fx2relax.locks import own
 from fx2relax.runtime.boundary import Opaque, ready
 from fx2relax.torch_calls import TorchCall
 
@@ -31,7 +33,7 @@ def packed(call: TorchCall) -> Callable[..., Any]:
                     # operands may lie in memory that TVM uses again.
                     result = waited(result)
         except Exception as error:
-            call.error = error  # TVM hands on a message and one of Python's own kinds
+            call.raised(error)  # TVM hands on a message and one of Python's own kinds
             raise
         addresses = {
             value.untyped_storage().data_ptr()
@@ -66,8 +68,11 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     return Opaque(result)
 
 
-_lock = threading.Lock()
 _live: dict[str, tuple[TorchCall, int]] = {}
+# Those of programs that are gone. They are not forgotten on the spot: memory is collected at any
+# moment, in a thread that holds the lock as well.
+_gone: deque[str] = deque()
+_lock = own(sys.modules[__name__], "_lock")
 
 
 def register(calls: dict[str, TorchCall]) -> None:
@@ -75,6 +80,8 @@ def register(calls: dict[str, TorchCall]) -> None:
 
     A program that is loaded twice in one process names its calls alike: both then share them.
     """
+    if not calls:
+        return
     with _lock:
         for name, call in calls.items():
             known, count = _live.get(name, (call, 0))
@@ -82,14 +89,25 @@ def register(calls: dict[str, TorchCall]) -> None:
             _live[name] = known, count + 1
             if not count:
                 register_global_func(name, packed(known))
+    _forget()
 
 
 def unregister(names: list[str]) -> None:
     """Forget packed functions whose programs are all gone."""
-    with _lock:
-        for name in names:
-            call, count = _live.pop(name)
-            if count > 1:
-                _live[name] = call, count - 1
-            else:
-                remove_global_func(name)
+    _gone.extend(names)
+    _forget()
+
+
+def _forget() -> None:
+    # Who finds the lock held leaves the work to its holder.
+    while _gone and _lock.acquire(blocking=False):
+        try:
+            while _gone:
+                name = _gone.popleft()
+                call, count = _live.pop(name)
+                if count > 1:
+                    _live[name] = call, count - 1
+                else:
+                    remove_global_func(name)
+        finally:
+            _lock.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from fx2relax.compat import from_torch
+from fx2relax.locks import own
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary
 
@@ -41,6 +43,7 @@ class Weights:
         self._transform = transform
         self._sets: dict[tuple[int, ...], _Made] = {}
         self._last: _Made | None = None
+        self._making = own(self, "_making", threading.RLock)
 
     def get(self, weights: Sequence[torch.Tensor]) -> list[Any]:
         """What stands right of `num_input` in the call."""
@@ -52,8 +55,16 @@ class Weights:
     def _find(self, weights: Sequence[torch.Tensor]) -> _Made:
         ids = tuple(map(id, weights))
         made = self._sets.get(ids)
-        if made is None or not made.holds(weights):
+        if made is not None and made.holds(weights):
+            return made
+        if any(weight.is_inference() for weight in weights):  # made anew by every call
             made = self._sets[ids] = self._renew(weights, ids)
+            return made
+        # One thread makes what all wait for: as many copies might not fit into memory.
+        with self._making:
+            made = self._sets.get(ids)
+            if made is None or not made.holds(weights):
+                made = self._sets[ids] = self._renew(weights, ids)
         return made
 
     def _renew(self, weights: Sequence[torch.Tensor], ids: tuple[int, ...]) -> _Made:
@@ -82,6 +93,11 @@ class Weights:
             words=[probe.tobytes() for probe in probes],
             ready=tensors,
         )
+
+    def forget(self) -> None:
+        """Let go of all that was made."""
+        self._sets.clear()
+        self._last = None
 
     def drop(self, ids: tuple[int, ...]) -> None:
         """Let go of what was made of weights of which one is no more."""

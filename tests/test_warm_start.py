@@ -1,0 +1,93 @@
+"""A second process finds a whole network compiled, and compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import fx2relax
+
+_SCRIPT = """
+    import json, time
+    start = time.perf_counter()
+    import torch
+    import fx2relax, fx2relax.backend
+    from fx2relax import registry, stages
+    registry.load()
+    imported = time.perf_counter() - start
+    from benchmarks.networks.language import bert
+
+    class Watch:  # it does not count as looking on
+        stages, seconds = [], 0.0
+        def note(self, stage, what):
+            self.stages.append(what["of"] if stage == "time" else stage)
+
+    stages.listeners.append(Watch())
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    net, arguments = bert(1)
+    fast = torch.compile(net, backend="relax")
+    with torch.no_grad():
+        start = time.perf_counter()
+        result = fast(*arguments)
+        first = time.perf_counter() - start
+        for _ in range(3):
+            fast(*arguments)
+        assert fx2relax.wait_for_compilation(600)
+        fast(*arguments)
+        all_programs = time.perf_counter() - start
+        expected = net(*arguments)
+    for one, other in zip(result, expected):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    stats = fx2relax.stats()
+    print(json.dumps({
+        "import": imported,
+        "first": first,
+        "ours": stats["compile_seconds"],
+        "all": all_programs,
+        "stages": Watch.stages,
+        "found": stats["cache_hits"],
+        "missed": stats["cache_misses"],
+        "graphs": stats["graphs"],
+    }))
+"""
+
+
+def start(store: Path) -> dict[str, Any]:
+    """Run BERT's first four layers in a process; what it says."""
+    root = Path(fx2relax.__file__).parent.parent
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
+    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
+    environment |= {"FX2RELAX_CACHE_DIR": str(store), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_SCRIPT)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    cold, warm = start(tmp_path), start(tmp_path)
+    assert "compile kernels" in cold["stages"]
+    assert cold["missed"] > 0
+    for stage in ("import", "lower", "plan memory", "compile kernels"):
+        assert stage not in warm["stages"]
+    assert warm["missed"] == 0
+    assert warm["found"] >= warm["graphs"] == 1
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for _ in range(2):
+        told = start(folder)
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in told.items()})
