@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_holders: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+# By identity: a holder may be a mapping, which has no hash.
+_holders: dict[int, tuple[Any, dict[str, Callable[[], Any]]]] = {}
 
 
 def own(holder: Any, name: str, make: Callable[[], Any] = threading.Lock) -> Any:
@@ -30,13 +31,17 @@ def own(holder: Any, name: str, make: Callable[[], Any] = threading.Lock) -> Any
     """
     lock = make()
     setattr(holder, name, lock)
-    _holders.setdefault(holder, {})[name] = make
+    key = id(holder)
+    if key not in _holders:
+        _holders[key] = weakref.ref(holder, lambda _: _holders.pop(key, None)), {}
+    _holders[key][1][name] = make
     return lock
 
 
 def _renew() -> None:
-    for holder, locks in list(_holders.items()):
-        for name, make in locks.items():
+    for held, locks in list(_holders.values()):
+        holder = held()
+        for name, make in locks.items() if holder is not None else ():
             setattr(holder, name, make())
 
 

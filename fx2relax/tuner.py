@@ -135,6 +135,9 @@ def tune(
         key: what the tracker knows them by.
         tell: is told of every step.
 
+    Returns:
+        what was found, kernel by kernel.
+
     Raises:
         OptionError: a wrong option, or there is no such tracker or device.
         OSError: the database cannot be written.
