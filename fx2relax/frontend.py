@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo.convert_frame import compile_lock
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -66,7 +67,8 @@ def from_fx(
     if on_unsupported not in ("raise", "torch"):
         raise ValueError(f"on_unsupported={on_unsupported!r}; it takes 'raise' or 'torch'")
     maps = {**(call_function_map or {}), **(call_module_map or {})}
-    with registry.overrides(maps), _disable_current_modes():
+    # Programs of `torch.export` share the mode of their fake values with whoever traces them.
+    with compile_lock, registry.overrides(maps), _disable_current_modes():
         captured = capture(
             graph_module,
             inputs,

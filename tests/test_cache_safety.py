@@ -158,7 +158,12 @@ def test_a_stored_program_outlives_a_full_temporary_folder(store, monkeypatch) -
     monkeypatch.setattr(programs._Sizes, "hold", lambda self, guards: True)
     monkeypatch.setattr(programs, "_Sizes", lambda graph: type("", (), {"hold": lambda *a: True})())
     monkeypatch.setattr(programs.Calling, "read", lambda said: None)
-    store.put("key", cache.Entry(b"", {"guards": None, "imported": {}, "calling": 0, "census": {}}))
+    store.put(
+        "key",
+        cache.Entry(
+            b"", {"guards": None, "imported": {}, "calling": 0, "census": {}, "kernels": []}
+        ),
+    )
     assert programs._restored(store, "key", None, []) is None
     assert store.get("key") is not None
 

@@ -156,6 +156,8 @@ def test_an_interruption_at_a_line(
 
 def test_an_interruption_inside_of_tvm() -> None:
     """Of a Python function that TVM calls."""
+    # A process that was begun in the background is told to ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -163,8 +165,11 @@ def test_an_interruption_inside_of_tvm() -> None:
             pass
 
     tvm.register_global_func("fx2relax.tests.interrupted", interrupted, override=True)
-    with pytest.raises(KeyboardInterrupt):
-        tvm.get_global_func("fx2relax.tests.interrupted")()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tvm.get_global_func("fx2relax.tests.interrupted")()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_background_thread_outlives_what_is_thrown_into_it() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._dynamo.convert_frame import compile_lock
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import decompositions, dtypes, registry
@@ -233,7 +234,7 @@ def export(
     maps = {**(call_function_map or {}), **(call_module_map or {})}
     make = sizes.maker(fixed_sizes(model, pytree.tree_leaves(specs, is_leaf=is_pair)))
     captures = {}
-    with registry.overrides(maps), _disable_current_modes():
+    with compile_lock, registry.overrides(maps), _disable_current_modes():
         for name, (function, spec) in chosen.items():
             try:
                 with kept_prints() if debug else contextlib.nullcontext():
