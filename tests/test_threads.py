@@ -64,6 +64,7 @@ def _stress(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.whole
 def test_threads_that_call_compile_and_clear() -> None:
     _stress("--threads", "6", "--calls", "40", "--compiles", "1", "--cases", "4")
 
