@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,3 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _chosen(item: pytest.Item) -> bool:
     return zlib.crc32(item.nodeid.encode()) % _SHARE == 0
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """A seeded test that finds nothing compiled, and leaves nothing."""
+    import torch
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

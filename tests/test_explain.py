@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,13 +15,7 @@ from torch import nn
 import fx2relax
 from fx2relax.explaining.report import Kernel, Line, Node
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Block(nn.Module):

@@ -217,7 +217,7 @@ def _emit(
 def run_linker(command: Sequence[str]) -> None:
     """Run the linker; a LinkError has what it said."""
     try:
-        # In a session of its own: Ctrl-C is not meant for what is compiled in the background.
+        # Out of the terminal's group: Ctrl-C is not meant for what compiles in the background.
         subprocess.run(
             command, check=True, capture_output=True, timeout=120, start_new_session=True
         )
