@@ -23,6 +23,7 @@ from .byte_weights import use_byte_weights
 from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
 from .cuda import cuda_code, is_cuda, lower_for_cuda
+from .flow import expressions
 from .fuse import fuse
 from .given import give_results
 from .integers import use_integers
@@ -265,18 +266,11 @@ def _with_memory(lowered: Any) -> Any:
 
 def _holds_empty(mod: Any) -> bool:
     """Whether any tensor of a module has a size of 0, which Relax's reshape reads otherwise."""
-    found = False
-
-    def visit(expr: Any) -> None:
-        nonlocal found
+    for expr in expressions(mod):
         shape = getattr(getattr(expr, "ty", None), "shape", None)
-        if isinstance(shape, relax.ShapeExpr):
-            found = found or 0 in [const_int(size) for size in shape.values]
-
-    for _, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return found
+        if isinstance(shape, relax.ShapeExpr) and 0 in [const_int(n) for n in shape.values]:
+            return True
+    return False
 
 
 def _to_virtual_machine() -> Any:
@@ -304,14 +298,10 @@ def census(lowered: Any) -> dict[str, int]:
         ``{"tir_kernels": count, "library_calls": count}``
     """
     kernels = sum(isinstance(f, tvm.tirx.PrimFunc) for _, f in lowered.functions_items())
-    calls = 0
-
-    def visit(expr: Any) -> None:
-        nonlocal calls
-        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") in _LIBRARY_CALLS:
-            calls += str(expr.args[0].global_symbol).startswith(PREFIX)
-
-    for _, function in lowered.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
+    calls = sum(
+        isinstance(expr, relax.Call)
+        and getattr(expr.op, "name", "") in _LIBRARY_CALLS
+        and str(expr.args[0].global_symbol).startswith(PREFIX)
+        for expr in expressions(lowered)
+    )
     return {"tir_kernels": kernels, "library_calls": calls}

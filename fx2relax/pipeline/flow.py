@@ -93,6 +93,33 @@ def bindings(func: Any) -> Iterator[Any]:
             yield from block.bindings
 
 
+def expressions(mod: Any) -> Iterator[Any]:
+    """Every expression in the Relax functions of a module, those inside others as well.
+
+    `relax.analysis.post_order_visit` visits the types too: a tuple of n weights costs it n times n
+    sizes.
+    """
+    ahead = [func for _, func in mod.functions_items() if isinstance(func, relax.Function)]
+    while ahead:
+        expr = ahead.pop()
+        yield expr
+        if isinstance(expr, tvm.ir.Call):
+            ahead.extend((expr.op, *expr.args))
+        elif isinstance(expr, relax.Tuple):
+            ahead.extend(expr.fields)
+        elif isinstance(expr, relax.TupleGetItem):
+            ahead.append(expr.tuple_value)
+        elif isinstance(expr, relax.SeqExpr):
+            for block in expr.blocks:
+                for binding in block.bindings:
+                    ahead.extend((binding.var, binding.value))
+            ahead.append(expr.body)
+        elif isinstance(expr, relax.If):
+            ahead.extend((expr.cond, expr.true_branch, expr.false_branch))
+        elif isinstance(expr, relax.Function):
+            ahead.extend((*expr.params, expr.body))
+
+
 def result_of(func: Any) -> Any:
     """What a function returns."""
     return func.body.body if isinstance(func.body, relax.SeqExpr) else func.body

@@ -11,6 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fx2relax import stages
 
+from .flow import expressions
 from .order import sizes_first
 from .results import own_results
 
@@ -35,11 +36,7 @@ def fuse(mod: Any) -> Any:
 
 def _without_empty_constants(mod: Any) -> Any:
     """Make each constant of no elements by a kernel: an executable that holds one cannot load."""
-    found = _EmptyConstants()
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, found.visit)
-    if not found.any:
+    if not any(map(_is_empty, expressions(mod))):
         return mod
     rewriter = _MakeEmpty(mod)
     for name, func in list(mod.functions_items()):
@@ -50,14 +47,6 @@ def _without_empty_constants(mod: Any) -> Any:
 
 def _is_empty(expr: Any) -> bool:
     return isinstance(expr, tvm.ir.GenericConst) and 0 in expr.value.shape
-
-
-class _EmptyConstants:
-    def __init__(self) -> None:
-        self.any = False
-
-    def visit(self, expr: Any) -> None:
-        self.any = self.any or _is_empty(expr)
 
 
 @mutator
