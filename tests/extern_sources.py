@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from fx2relax import extern
 from fx2relax.extern import ExternFunction
 from fx2relax.spec import Tensor
@@ -90,7 +92,28 @@ FUNCTIONS = {
     "crash": ExternFunction([Tensor(N)], Tensor(N)),
 }
 
+HEAD = "#include <tvm/ffi/container/tensor.h>\n#include <tvm/ffi/function.h>\n"
+COPY = """
+static void copy(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {{ {body} }}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, copy);
+"""
+ONE = ExternFunction([Tensor(N)], Tensor(N))
+
+
+def small(symbol: str, body: str = "", extra: str = "", **kwargs):
+    """A source of one kernel of one axis."""
+    code = HEAD + extra + COPY.format(symbol=symbol, body=body)
+    return extern.source(code, functions={symbol: ONE}, **kwargs)
+
+
+#: The body of a kernel that fills its result.
+FILL = "for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr())[i] = {};"
+
 
 def kernels() -> extern.Kernels:
     """The source's kernels; compiled once on this machine."""
     return extern.source(CODE, functions=FUNCTIONS, name="kernels.cpp")
+
+
+def traced() -> torch.fx.GraphModule:
+    return torch.fx.symbolic_trace(lambda x: (x + x).erfinv() + 1)

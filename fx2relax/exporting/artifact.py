@@ -20,7 +20,7 @@ from fx2relax.pipeline.functions import with_own_effects
 from fx2relax.pipeline.target import described
 
 if TYPE_CHECKING:
-    from fx2relax.exporting.functions import Exported, Function
+    from fx2relax.exporting.exported import Exported, Function
     from fx2relax.exporting.params import Params
 
 _TRANSFORM = "transform_params"
