@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
+from torch.utils._pytree import tree_leaves
 
 from fx2relax import cache, disk, objects, pipeline, registry, report, stages
 from fx2relax.calling import Calling
@@ -202,18 +204,38 @@ def another(
 
     Returns:
         the program where it was compiled before, else what compiles it, in any thread; it takes
-        a function that is called now and then, and raises what that raises.
+        a function that is called now and then, and raises what that raises and `build` does.
 
     Raises:
-        what `import_graph` raises.
+        what `import_graph` raises, of a graph with symbolic sizes.
     """
     where = place(graph, specs, options)
     found = find(graph, specs, where)
     if found is not None:
         return found
-    made = draft or draft_of(graph, specs, options, where[0] is not None)
-    return lambda checkpoint: made.compile(
-        options.library, *where, workers=1, checkpoint=checkpoint
+    stored = where[0] is not None
+    if draft is None and _is_symbolic(graph):  # what is decided by sizes becomes a guard now
+        draft = draft_of(graph, specs, options, stored)
+
+    def compiled(checkpoint: Callable[[], None]) -> Built:
+        made = draft
+        if made is None:
+            checkpoint()
+            with compile_lock:  # imports take turns
+                made = draft_of(graph, specs, options, stored)
+        return made.compile(options.library, *where, workers=1, checkpoint=checkpoint)
+
+    return compiled
+
+
+def _is_symbolic(graph: torch.fx.GraphModule) -> bool:
+    """Whether any size of the graph is a symbol."""
+    values = tree_leaves([n.meta.get("val") for n in graph.graph.nodes])
+    return any(
+        v._has_symbolic_sizes_strides
+        if isinstance(v, torch.Tensor)
+        else isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        for v in values
     )
 
 
