@@ -64,6 +64,7 @@ class Job:
         except Stopped:
             pass
         except Exception as error:
+            self._context.run(stages.note, "left", error=error)
             self.leave(error)
         finally:
             self.done = True

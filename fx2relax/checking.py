@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fx2relax import never_slower, stages
+from fx2relax.errors import ArgumentError
 from fx2relax.explaining.build import graph_report, sites_of
 from fx2relax.explaining.calls import compiled_call
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
@@ -54,6 +55,22 @@ class Wrong:
 
 
 @dataclass
+class Failed:
+    """A graph, or one of its programs, that PyTorch runs instead.
+
+    Attributes:
+        graph: such as "inference 0".
+        reason: why, with the line of the source where that is known.
+    """
+
+    graph: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.graph} runs in PyTorch: {self.reason}"
+
+
+@dataclass
 class Checked:
     """What `check` found.
 
@@ -62,17 +79,19 @@ class Checked:
         kernels: how many were compared.
         passed: how many could not be, as they make something in between.
         programs: how many programs ran.
+        failed: what could not be compiled, or does not take the arguments, and was not compared.
     """
 
     wrong: list[Wrong]
     kernels: int
     passed: int
     programs: int
+    failed: list[Failed] = field(default_factory=list)
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.wrong
+        """Whether nothing is wrong, and all was compiled."""
+        return not self.wrong and not self.failed
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -89,7 +108,8 @@ class Checked:
             for each in self.wrong
         ]
         counts = {"kernels": self.kernels, "passed": self.passed, "programs": self.programs}
-        return {"right": self.right, "wrong": wrong, **counts}
+        failed = [dataclasses.asdict(each) for each in self.failed]
+        return {"right": self.right, "wrong": wrong, "failed": failed, **counts}
 
     def reproduce(self, folder: str | Path) -> list[Path]:
         """Write a small script for each wrong kernel, which fails in the same way.
@@ -111,10 +131,13 @@ class Checked:
 
     def __str__(self) -> str:
         seen = f"{self.kernels} kernels of {self.programs} programs compared with PyTorch"
+        if not self.programs and not self.failed:
+            return f"{seen}: nothing was compiled"
         if self.right:
             return f"{seen}: all right"
-        lines = [f"{seen}: {len(self.wrong)} wrong", *map(str, self.wrong)]
-        return "\n".join(lines)
+        counts = {"wrong": len(self.wrong), "failed": len(self.failed)}
+        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return "\n".join([f"{seen}: {said}", *map(str, [*self.wrong, *self.failed])])
 
 
 def check(
@@ -168,7 +191,25 @@ class _Checker(Recorder):
         self.tolerance = tolerance
         self.waiting: set[int] = set()
         self.wrong: list[Wrong] = []
+        self.failed: list[Failed] = []
         self.kernels = self.passed = self.programs = 0
+
+    def note(self, stage: str, what: dict[str, Any]) -> None:
+        """Keep what is compared, and what there is nothing to compare of."""
+        super().note(stage, what)
+        if stage == "untraced":
+            nodes = sum(n.op.startswith("call_") for n in what["graph"].graph.nodes)
+            self._fail(f"a graph of {nodes} nodes", what["error"])
+        elif stage == "failed":
+            self._fail(self._name(), what["error"])
+        elif stage == "left":
+            self._fail(f"another program of {self._name()}", what["error"])
+
+    def _name(self) -> str:
+        return f"{self.graphs[-1].phase} {len(self.graphs) - 1}"
+
+    def _fail(self, graph: str, error: BaseException) -> None:
+        self.failed.append(Failed(graph, f"{type(error).__name__}: {str(error).strip()}"))
 
     def wrap(self, call: Any, what: dict[str, Any]) -> Any:
         """A call that is checked the first time."""
@@ -184,6 +225,9 @@ class _Checker(Recorder):
                     return call(arguments)
                 self.waiting.discard(mark)
                 return self._run(notes, variant, number, call, arguments)
+            except ArgumentError as error:  # such a call runs in PyTorch
+                self._fail(f"{notes.phase} {number}", error)
+                raise
             finally:
                 program.forget()  # each program has weights of its own
 
@@ -228,7 +272,7 @@ class _Checker(Recorder):
 
     def found(self) -> Checked:
         """What is wrong in all programs."""
-        return Checked(self.wrong, self.kernels, self.passed, self.programs)
+        return Checked(self.wrong, self.kernels, self.passed, self.programs, self.failed)
 
 
 def reproduce(

@@ -73,6 +73,69 @@ def test_all_ways_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {wrong.program for wrong in found.wrong} == {"torch", "generated"}
 
 
+def _raises(x: Any) -> Any:
+    raise ValueError("no such function")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda x: op.astype(x, "float64"), 'gives R.Tensor((9, 64), dtype="float64")'),
+        (_raises, "ValueError: no such function"),
+        (lambda x: op.sum(x, axis=0), "gives R.Tensor((64,)"),
+    ],
+)
+def test_a_graph_that_cannot_be_compiled_is_told_of(wrong: Any, reason: str) -> None:
+    options = {"call_function_map": {aten.erfc.default: wrong}}
+    found = fx2relax.check(_net(odd=0, layers=1), torch.randn(9, 32), options=options)
+    assert not found.right
+    (failed,) = found.failed
+    assert failed.graph == "inference 0"
+    assert reason in failed.reason
+    assert "hidden = torch.erfc(hidden)" in failed.reason
+    assert found.as_dict()["failed"] == [{"graph": "inference 0", "reason": failed.reason}]
+    assert str(found).startswith("0 kernels of 0 programs compared with PyTorch: 1 failed\n")
+    assert failed.reason in str(found)
+
+
+def test_a_second_program_that_cannot_be_compiled_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fx2relax import pipeline
+
+    monkeypatch.setenv("FX2RELAX_NEVER_SLOWER", "1")
+    lower = pipeline.lower
+
+    def fails(mod: Any, library: str, **how: Any) -> Any:
+        if library == "generated":
+            raise RuntimeError("no schedule")
+        return lower(mod, library=library, **how)
+
+    monkeypatch.setattr(pipeline, "lower", fails)
+    found = fx2relax.check(_net(layers=1), torch.randn(9, 32))
+    assert [str(each) for each in found.failed] == [
+        "another program of inference 0 runs in PyTorch: RuntimeError: no schedule"
+    ]
+
+
+def test_a_call_that_a_program_does_not_take_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fx2relax import lockstep
+    from fx2relax.errors import ArgumentError
+
+    def refuses(*arguments: Any) -> Any:
+        raise ArgumentError("argument 'x': shape")
+
+    monkeypatch.setattr(lockstep.Lockstep, "run", refuses)
+    found = fx2relax.check(_net(layers=1), torch.randn(9, 32), options={"library": "torch"})
+    assert [each.reason for each in found.failed] == ["ArgumentError: argument 'x': shape"]
+
+
+def test_nothing_to_compile() -> None:
+    found = fx2relax.check(lambda x: x, torch.randn(9))
+    assert found.programs == 0
+    assert "nothing was compiled" in str(found)
+
+
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()

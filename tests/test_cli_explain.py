@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import fx2relax
-from fx2relax.checking import Checked, Wrong
+from fx2relax.checking import Checked, Failed, Wrong
 from fx2relax.cli import main
 from fx2relax.explaining.report import Line, Node
 
@@ -84,6 +84,21 @@ def test_check_fails_where_a_kernel_is_wrong(
     done = CliRunner().invoke(main, ["check", model, "--json"])
     assert done.exit_code == 1
     assert json.loads(done.output)["wrong"][0]["nodes"][0]["name"] == "gelu"
+
+
+def test_check_fails_where_a_graph_cannot_be_compiled(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Checked([], 0, 0, 0, [Failed("inference 0", "ValueError: no")])
+    monkeypatch.setattr(fx2relax, "check", lambda *a, **k: found)
+    done = CliRunner().invoke(main, ["check", model])
+    assert done.exit_code == 1
+    assert "inference 0 runs in PyTorch: ValueError: no" in done.output
+    done = CliRunner().invoke(main, ["check", model, "--json"])
+    assert done.exit_code == 1
+    said = json.loads(done.output)
+    assert (said["right"], said["wrong"]) == (False, [])
+    assert said["failed"] == [{"graph": "inference 0", "reason": "ValueError: no"}]
 
 
 @pytest.mark.parametrize("command", ["explain", "check"])

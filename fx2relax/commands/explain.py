@@ -124,7 +124,8 @@ def check(
 
     FUNCTION takes nothing and returns (module, inputs), as for `fx2relax bench`.
 
-    Exits with 0; with 1 if a kernel is wrong; with 2 if there is no such model.
+    Exits with 0; with 1 if a kernel is wrong or a graph cannot be compiled; with 2 if there is no
+    such model.
     """
     import fx2relax
 
