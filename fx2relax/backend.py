@@ -38,6 +38,7 @@ from fx2relax import (
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax.alternatives import Alternatives, Call
+from fx2relax.collecting import set_aside
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
@@ -84,7 +85,8 @@ def relax(
     settings = Options.make(options, mode), weight_names(graph_module)
     if ahead.is_asked_for():
         return ahead.AheadOfTime(_compiled, graph_module, example_inputs, settings)
-    return _compiled(graph_module, example_inputs, settings)
+    with set_aside():
+        return _compiled(graph_module, example_inputs, settings)
 
 
 def _compiled(

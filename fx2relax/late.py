@@ -10,6 +10,8 @@ import importlib
 import sys
 from typing import Any
 
+from fx2relax import tvm_import
+
 
 class Late:
     """What a module holds under a name, or the module itself.
@@ -32,14 +34,20 @@ class Late:
     def found(self) -> Any:
         """What this stands for; imports the package."""
         if self._found is None:
+            if self._package == "tvm":
+                tvm_import.load()
             value: Any = importlib.import_module(self._module)
             for name in self._names:
                 value = getattr(value, name)
             self._found = value
         return self._found
 
+    @property
+    def _package(self) -> str:
+        return self._module.partition(".")[0]
+
     def _known(self) -> bool:
-        return self._found is not None or self._module.partition(".")[0] in sys.modules
+        return self._found is not None or self._package in sys.modules
 
     def __getattr__(self, name: str) -> Any:
         if self._known() or name.startswith("__"):

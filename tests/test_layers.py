@@ -106,7 +106,9 @@ LAYERS = [
         },
         {"report"},
     ],
-    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"late"}, {"tvm_runtime"}, {"locks"}],
+    [{"late"}],
+    [{"tvm_import"}],
+    [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"collecting"}, {"tvm_runtime"}, {"locks"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}

@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fx2relax import tvm_import
+
 if TYPE_CHECKING:
     from .alike import SharedWeightsError
     from .building import (
@@ -68,6 +70,7 @@ _WHERE = {name: place for place, names in _PLACES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    tvm_import.load()
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 

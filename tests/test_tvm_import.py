@@ -1,0 +1,85 @@
+"""TVM as it is imported here is what ``import tvm`` brings."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fx2relax
+from fx2relax.collecting import paused, set_aside
+
+_SCRIPT = """
+    import gc, json, os, sys, tvm_ffi
+    if sys.argv[1] == "ours":
+        from fx2relax import tvm_import
+        tvm_import.load()
+        tvm_import.load()
+    import tvm
+    operators = tvm.ir.Op
+    own = operators.get.__module__, tvm.ir.op._ffi_api.RegisterOpAttr.__class__.__name__
+    def printed(name):
+        return operators.get(name).get_attr("TScriptPrinterName")
+    before = tvm.runtime.disco is None
+    modules = sorted(m for m in sys.modules if m.split(".")[0] == "tvm" and "disco" not in m)
+    if "tvm_runtime_extra" in tvm.base._LOADED_LIBS:
+        import tvm.runtime.disco
+    print(json.dumps({
+        "own": own,
+        "operators": {name: str(printed(name)) for name in sorted(operators.list_op_names())},
+        "functions": sorted(tvm_ffi.registry.list_global_func_names()),
+        "modules": modules,
+        "libraries": sorted(tvm.base._LOADED_LIBS),
+        "distributed": [before, "tvm.runtime.disco" in sys.modules],
+        "environment": os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD"),
+        "collects": gc.isenabled(),
+    }))
+"""
+
+
+def imported(how: str, **variables: str) -> dict[str, Any]:
+    root = str(Path(fx2relax.__file__).parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_SCRIPT), how],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("chosen", [None, "0", "1"])
+def test_it_is_the_same(chosen: str | None) -> None:
+    variables = {} if chosen is None else {"TVM_DEVICE_BACKEND_AUTOLOAD": chosen}
+    ours, plain = imported("ours", **variables), imported("plain", **variables)
+    assert len(plain["operators"]) > 500
+    assert ours == plain
+    assert ours["environment"] == chosen
+
+
+def test_collections_are_set_aside_and_come_back() -> None:
+    kept = gc.get_freeze_count()
+    with set_aside():
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > kept
+        with set_aside():  # what is frozen by someone stays so
+            pass
+        assert gc.get_freeze_count() > kept
+    assert gc.get_freeze_count() == 0
+    with paused():
+        assert not gc.isenabled()
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
