@@ -206,10 +206,10 @@ class _Compiler:
         # The backward graph may be compiled when it is first run, outside of the scope of the
         # overrides that were in force for the forward; and in two threads at once.
         with compile_lock:
-            return self.context.copy().run(self._compile, graph, _plain_specs(graph), "backward")
+            return self.context.copy().run(self._compile, graph, plain_specs(graph), "backward")
 
     def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
-        specs = _plain_specs(graph)
+        specs = plain_specs(graph)
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         infos = metadata.input_info if metadata is not None else []
@@ -326,7 +326,8 @@ class _Compiler:
         return torch.fx.Interpreter(graph).run
 
 
-def _plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
+def plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
+    """The inputs of an ATen graph, none of them a weight."""
     drop_tokens(graph)
     specs = []
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]

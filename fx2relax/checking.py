@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from fx2relax import never_slower, stages
+from fx2relax.alone import made_of
 from fx2relax.errors import ArgumentError
 from fx2relax.explaining.build import graph_report, sites_of
 from fx2relax.explaining.calls import compiled_call
@@ -29,7 +31,8 @@ class Wrong:
     Attributes:
         graph: such as "inference 0".
         program: "torch" (with library calls), "generated" or "none".
-        number: the kernel's in its program; None for a result that is wrong though no kernel is.
+        number: the kernel's in its program; None for a value that no kernel makes: a view, or
+            what a converter returns as it was given.
         kernel: its name.
         nodes: what it computes, with the lines of the source.
         error: the largest error, over the largest value; infinite where shapes, dtypes, NaN or
@@ -47,8 +50,10 @@ class Wrong:
     _part: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        what = "a result" if self.number is None else f"kernel {self.number}, {self.kernel}"
-        lines = [f"{what} of {self.graph} ({self.program}): error {self.error:.2g}: {self.reason}"]
+        what = "a value" if self.number is None else f"kernel {self.number}, {self.kernel}"
+        by = ", which no kernel makes" if self.number is None else ""
+        where = f"{what} of {self.graph} ({self.program}){by}"
+        lines = [f"{where}: error {self.error:.2g}: {self.reason}"]
         for node in self.nodes:
             lines.append(f"  {node.name} = {node.op}   {node.line}  {node.line.code}".rstrip())
         return "\n".join(lines)
@@ -164,7 +169,9 @@ def check(
         dynamic: see `torch.compile`.
         options: the backend's; `cache` is off.
         tolerance: the largest error over the largest value of a tensor that is rounding; by dtype
-            when left out (1e-4 for float32, see `lockstep.TOLERANCE`). Integers are to be equal.
+            when left out (1e-4 for float32, see `differences.TOLERANCE`). What is beyond it is
+            judged by a run in float64: it may be eight times as far from that as PyTorch is, or as
+            that moves with the inputs' own rounding. Integers are to be equal but for such.
 
     Returns:
         what is wrong; all programs that might run are checked, with and without library calls.
@@ -218,13 +225,14 @@ class _Checker(Recorder):
         number = len(self.graphs) - 1
         mark = id(program)
         self.waiting.add(mark)
+        context = contextvars.copy_context()  # with the user's converters in force
 
         def checked(arguments: Any) -> Any:
             try:
                 if mark not in self.waiting:
                     return call(arguments)
                 self.waiting.discard(mark)
-                return self._run(notes, variant, number, call, arguments)
+                return self._run(notes, variant, number, call, arguments, context)
             except ArgumentError as error:  # such a call runs in PyTorch
                 self._fail(f"{notes.phase} {number}", error)
                 raise
@@ -234,7 +242,13 @@ class _Checker(Recorder):
         return checked
 
     def _run(
-        self, notes: GraphNotes, variant: Variant, number: int, call: Any, arguments: Any
+        self,
+        notes: GraphNotes,
+        variant: Variant,
+        number: int,
+        call: Any,
+        arguments: Any,
+        context: contextvars.Context,
     ) -> Any:
         assert notes.imported is not None
         sites = sites_of(notes, variant)[1]
@@ -242,7 +256,12 @@ class _Checker(Recorder):
         names = [results.get(site.variable) for site in sites]
         groups = [site.nodes for site in sites]
         symbols = [site.symbol for site in sites]
-        lockstep = Lockstep(notes.graph, symbols, names, groups, self.tolerance)
+        library = "torch" if variant.library == "torch" else "none"
+
+        def alone(node: torch.fx.Node, inputs: dict[str, Any]) -> Any:
+            return context.run(made_of, node, inputs, library)
+
+        lockstep = Lockstep(notes.graph, symbols, names, groups, alone, self.tolerance)
         made = lockstep.run(variant.program, call, arguments)
         if lockstep.failure is not None:
             raise lockstep.failure

@@ -2,14 +2,17 @@
 
 After each kernel the nodes that it stands for are run in PyTorch, and what they give is compared
 and put in the place of what the kernel gave: each kernel is judged by its own work, and none by the
-errors of those before it. Values are let go of when nothing needs them any more.
+errors of those before it. Where a kernel differs, the nodes before it that no kernel makes (a view,
+what a converter returned as it was given) are compared first, each compiled alone: from a wrong one
+on, the program's value is what PyTorch goes on with. Values are let go of when nothing needs them
+any more.
 """
 
 from __future__ import annotations
 
-import math
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor
+from fx2relax.differences import TOLERANCE, Run, difference, is_rounding, widened
 from fx2relax.torch_calls import is_random
 
-#: The largest error of a value, over the largest value of its tensor, that is rounding.
-TOLERANCE = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
-# Elements of tensors that are compared at a time.
-_PIECE = 1 << 19
 # A difference keeps what it takes to see it again.
 _KEPT = 3
 _LAST = (0, 3, 1, 2)  # from channels last to channels first
@@ -40,7 +35,7 @@ class Difference:
     """One tensor that is not PyTorch's.
 
     Attributes:
-        place: the kernel's number in its program; None for a result of the program.
+        place: the kernel's number in its program; None for a value that no kernel makes.
         node: the name of the node that it should be.
         error: the largest error, over the largest value; infinite where shapes, dtypes, NaN or
             infinities differ.
@@ -65,7 +60,9 @@ class Lockstep:
         names: for each of these calls, the node and the index of the output that it makes, or None
             where it makes something in between.
         groups: for each of these calls, the names of all nodes that it computes.
-        tolerance: in the place of `TOLERANCE`.
+        alone: what a node that no kernel makes gives in the program, of what it reads; None where
+            that cannot be told.
+        tolerance: in the place of `differences.TOLERANCE`.
     """
 
     def __init__(
@@ -74,6 +71,7 @@ class Lockstep:
         symbols: Sequence[str],
         names: Sequence[tuple[str, int] | None],
         groups: Sequence[Sequence[str]],
+        alone: Callable[[torch.fx.Node, dict[str, Any]], Any],
         tolerance: float | None = None,
     ) -> None:
         self._nodes = list(graph.graph.nodes)
@@ -83,7 +81,11 @@ class Lockstep:
         self._places: dict[str, list[int]] = defaultdict(list)
         for place, symbol in enumerate(symbols):
             self._places[symbol].append(place)
-        self._tolerance = tolerance
+        self._tolerance, self._alone = tolerance, alone
+        self._made = {name for own in groups for name in own}
+        self._looked: set[torch.fx.Node] = set()
+        # What the program makes of nodes that are wrong, and that no kernel makes.
+        self._own: dict[torch.fx.Node, Any] = {}
         self.differences: list[Difference] = []
         #: How many kernels were compared.
         self.compared = 0
@@ -98,7 +100,8 @@ class Lockstep:
         self._begin(arguments)
         with program.watched(self._told):
             results = call(arguments)
-        self._compare_results(results)
+        # The machine is not asked where there is one kernel.
+        self._compare_results(results, 0 if program.direct and len(self._names) == 1 else None)
         self._interpreter.env.clear()
         return results
 
@@ -135,16 +138,18 @@ class Lockstep:
             self._interpreter.env[node] = _laid(got, node.meta["val"]).clone()
             self._done(node)
             return
-        value = self._value(node)
-        leaves = pytree.tree_leaves(value)
-        expected = leaves[index] if index < len(leaves) else None
+        expected = self._leaf(node, index)
         if isinstance(expected, torch.Tensor) and expected.layout is torch.strided:
             self.compared += 1
             laid = _laid(got, expected)
-            self._judge(place, name, laid, expected)
+            expected = self._judge(place, node, index, laid, expected)
             if laid.shape == expected.shape and laid.dtype == expected.dtype:
                 laid.copy_(expected)
         self._done(node)
+
+    def _leaf(self, node: torch.fx.Node, index: int) -> Any:
+        leaves = pytree.tree_leaves(self._value(node))
+        return leaves[index] if index < len(leaves) else None
 
     def _done(self, node: torch.fx.Node) -> None:
         self._waiting.discard(node.name)
@@ -162,7 +167,8 @@ class Lockstep:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for each in self._nodes:
                 if each in needed:
-                    env[each] = self._interpreter.run_node(each)
+                    known = each in self._own
+                    env[each] = self._own[each] if known else self._interpreter.run_node(each)
                     if each not in self._ran:
                         self._ran.add(each)
                         self._users.subtract(each.all_input_nodes)
@@ -178,7 +184,7 @@ class Lockstep:
         if done and node.op != "placeholder":
             self._interpreter.env.pop(node, None)
 
-    def _compare_results(self, results: Sequence[Any]) -> None:
+    def _compare_results(self, results: Sequence[Any], place: int | None) -> None:
         output = self._nodes[-1]
         nodes = pytree.tree_leaves(output.args[0])
         for node, got in zip(nodes, results, strict=True):
@@ -188,102 +194,129 @@ class Lockstep:
             if self.failure is None and not drawn and got.layout is torch.strided:
                 expected = self._value(node)
                 if isinstance(expected, torch.Tensor):
-                    self._judge(None, node.name, got, expected)
+                    self.compared += place is not None
+                    self._judge(place, node, 0, got, expected)
 
     def _judge(
-        self, place: int | None, name: str, got: torch.Tensor, expected: torch.Tensor
-    ) -> None:
+        self,
+        place: int | None,
+        node: torch.fx.Node,
+        index: int,
+        got: torch.Tensor,
+        expected: torch.Tensor,
+    ) -> torch.Tensor:
+        """Note a difference; what PyTorch gives, of what the program makes of wrong nodes."""
+        found = self._apart(place, node, index, got, expected)
+        if found is None:
+            return expected
+        if self._blame(node):
+            expected = self._leaf(node, index)
+            found = self._apart(place, node, index, got, expected)
+        if found is not None:
+            self._note(found)
+        return expected
+
+    def _note(self, found: Difference) -> None:
+        if len(self.differences) >= _KEPT:
+            found.inputs = None
+        self.differences.append(found)
+
+    def _apart(
+        self,
+        place: int | None,
+        node: torch.fx.Node,
+        index: int,
+        got: torch.Tensor,
+        expected: torch.Tensor,
+    ) -> Difference | None:
         error, reason = difference(got, expected)
-        if not error:
-            return
         allowed = self._tolerance
         if allowed is None:
             allowed = TOLERANCE.get(expected.dtype, TOLERANCE[torch.float32])
-        if error > allowed:
-            own = [name] if place is None else self._groups[place]
-            inputs = self._inputs(own)
-            if error < math.inf and _is_rounding(got, expected, list(inputs.values())):
-                return
-            kept = inputs if len(self.differences) < _KEPT else None
-            self.differences.append(Difference(place, name, error, reason, kept))
+        if error <= allowed:
+            return None
+        own = self._closed([node.name, *([] if place is None else self._groups[place])])
+        inputs = self._inputs(own)
+        alike = got.shape == expected.shape and got.dtype == expected.dtype
+        if alike and is_rounding(got, expected, inputs, self._again(own, node, index)):
+            return None
+        return Difference(place, node.name, error, reason, inputs)
 
-    def _inputs(self, own: Sequence[str]) -> dict[str, Any]:
+    def _blame(self, node: torch.fx.Node) -> bool:
+        """Whether a node before this one is wrong that no kernel makes; it is noted."""
+        between = self._between(node)
+        found = False
+        for each in self._nodes:
+            if each in between and each.name not in self._made and each not in self._looked:
+                self._looked.add(each)
+                found |= self._differs(each)
+        for each in between if found else ():
+            self._interpreter.env.pop(each, None)
+        return found or any(each in self._own for each in between)
+
+    def _between(self, node: torch.fx.Node) -> set[torch.fx.Node]:
+        """A node, and what it is made of since the results of kernels."""
+        ends = {known[0] for known in self._names if known is not None}
+        seen, stack = {node}, [node]
+        while stack:
+            for each in stack.pop().all_input_nodes:
+                if each.op == "call_function" and each not in seen and each.name not in ends:
+                    seen.add(each)
+                    stack.append(each)
+        return seen
+
+    def _differs(self, node: torch.fx.Node) -> bool:
+        if node.target is operator.getitem or is_random(node.target):
+            return False
+        inputs = self._inputs([node])
+        made = self._alone(node, inputs)
+        if made is None:
+            return False
+        leaves = pytree.tree_leaves(self._value(node))
+        for index, (got, expected) in enumerate(zip(pytree.tree_leaves(made), leaves, strict=True)):
+            if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor):
+                found = self._apart(None, node, index, got, expected)
+                if found is not None:
+                    self._note(found)
+                    self._own[node] = made
+                    return True
+        return False
+
+    def _closed(self, names: Sequence[str]) -> list[torch.fx.Node]:
+        """Nodes, with those that take one result of theirs."""
+        own = {self._by_name[name] for name in names}
+        for node in self._nodes:
+            if node.target is operator.getitem and node.args[0] in own:
+                own.add(node)
+        return [node for node in self._nodes if node in own]
+
+    def _inputs(self, own: Sequence[torch.fx.Node]) -> dict[str, Any]:
         """What nodes read that is not made by one of them."""
-        nodes = [self._by_name[name] for name in own]
-        read = dict.fromkeys(r for node in nodes for r in node.all_input_nodes if r not in nodes)
+        read = dict.fromkeys(r for node in own for r in node.all_input_nodes if r not in own)
         values = {node.name: self._value(node) for node in read}
         return {
             name: value.clone() if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
 
+    def _again(self, own: Sequence[torch.fx.Node], node: torch.fx.Node, index: int) -> Run:
+        """Runs nodes on other inputs, up to a result of one of them."""
 
-def difference(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, str]:
-    """The largest error over the largest expected value, and what it is in words."""
-    inf = math.inf
-    if got.shape != expected.shape:
-        return inf, f"shape {tuple(got.shape)}, and not {tuple(expected.shape)}"
-    if got.dtype != expected.dtype:
-        return inf, f"{got.dtype}, and not {expected.dtype}"
-    if not expected.numel():
-        return 0.0, ""
-    if not (expected.is_floating_point() or expected.is_complex()):
-        wrong = got != expected
-        count = int(wrong.sum())
-        return (inf, _words(count, wrong, got, expected)) if count else (0.0, "")
-    apart = largest = 0.0
-    where = 0, got, expected
-    start = 0
-    for one, other in _pieces(got, expected):
-        finite = other.isfinite()
-        odd = (one.isfinite() != finite) | (one.isnan() != other.isnan())
-        odd |= ~finite & ~other.isnan() & (one != other)
-        if odd.any():
-            return inf, _words(int(odd.sum()), odd, one, other, start)
-        found = _apart(one, other).max().item()
-        if found > apart:
-            apart, where = found, (start, one, other)
-        largest = max(largest, other.nan_to_num(0.0, 0.0, 0.0).abs_().max().item())
-        start += len(one) if one.dim() else 0
-    if not apart:
-        return 0.0, ""
-    start, one, other = where
-    marked = _apart(one, other) == apart
-    return apart / largest if largest else apart, _words(0, marked, one, other, start)
+        def run(inputs: Mapping[str, Any], wide: bool) -> torch.Tensor:
+            env = {self._by_name[name]: value for name, value in inputs.items()}
+            with torch.no_grad():
+                for each in own:
+                    args, kwargs = torch.fx.node.map_arg((each.args, each.kwargs), env.__getitem__)
+                    if wide:
+                        args, kwargs = pytree.tree_map(widened, (args, kwargs))
+                    env[each] = self._interpreter.call_function(each.target, args, kwargs)
+                    if each is node:
+                        break
+            made = pytree.tree_leaves(env[node])[index]
+            assert isinstance(made, torch.Tensor)
+            return made
 
-
-def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How far two tensors are apart where they are finite."""
-    return (one - other).abs_().nan_to_num_(0.0, 0.0, 0.0)
-
-
-def _pieces(
-    got: torch.Tensor, expected: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two tensors side by side: what is made of them on the way is as large as a piece."""
-    if not expected.dim():
-        yield got, expected
-        return
-    rows = max(1, _PIECE * len(expected) // expected.numel())
-    yield from zip(got.split(rows), expected.split(rows), strict=True)
-
-
-def _is_rounding(got: torch.Tensor, expected: torch.Tensor, inputs: Sequence[Any]) -> bool:
-    """Whether a difference is what rounding leaves of sums whose terms cancel out."""
-    floats = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    terms = [x.abs().sum().item() / max(expected.numel(), 1) for x in floats if x.numel()]
-    largest = max((x.abs().max().item() for x in floats if x.numel()), default=0.0)
-    apart = (got - expected).abs().nan_to_num().max().item()
-    return bool(apart <= 4 * torch.finfo(expected.dtype).eps * max([largest, *terms]))
-
-
-def _words(
-    count: int, marked: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, first: int = 0
-) -> str:
-    place = tuple(int(i) for i in marked.nonzero()[0])
-    start = f"{count} of {expected.numel()} elements, such as " if count else ""
-    shown = [place[0] + first, *place[1:]] if place else []
-    return f"{start}{got[place].item()} at {shown}, and not {expected[place].item()}"
+        return run
 
 
 def _laid(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

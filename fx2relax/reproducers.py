@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +85,11 @@ def write_part(
     part = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     read = [node for node in graph.graph.nodes if node.name in inputs]
-    own = [node for node in graph.graph.nodes if node.name in names]
+    own: list[torch.fx.Node] = []
+    for node in graph.graph.nodes:
+        taken = node.target is operator.getitem and node.args[0] in own
+        if (node.name in names or taken) and node not in read:
+            own.append(node)
     for node in read:
         copies[node] = part.placeholder(node.name)
     for node in own:

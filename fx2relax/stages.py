@@ -63,6 +63,17 @@ def observed(observer: Observer) -> Iterator[None]:
         _observers.set(before)
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Tell nobody but the listeners of what is compiled inside."""
+    before = _observers.get()
+    try:
+        _observers.set(())
+        yield
+    finally:
+        _observers.set(before)
+
+
 def are_observed() -> bool:
     """Whether anyone looks on; what only they need is not made otherwise."""
     return bool(_observers.get())

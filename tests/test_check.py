@@ -16,7 +16,7 @@ from torch import nn
 
 import fx2relax
 from fx2relax.compat import op
-from fx2relax.lockstep import difference
+from fx2relax.differences import difference
 
 aten = torch.ops.aten
 

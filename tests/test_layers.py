@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     [{"__init__", "cli", "commands", "testing", "demo"}],
     [{"doctor"}, {"checking"}, {"tuner"}],
-    [{"explaining"}, {"lockstep"}],
+    [{"explaining"}, {"lockstep", "differences"}, {"alone"}],
     [{"onnx_check", "onnx_sides"}],
     [
         {"backend"},

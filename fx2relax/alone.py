@@ -1,0 +1,64 @@
+"""One node of a graph, compiled alone."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from fx2relax import programs, stages
+from fx2relax.backend import plain_specs
+from fx2relax.options import Options
+from fx2relax.runtime.program import Program
+
+log = logging.getLogger("fx2relax")
+
+
+def made_of(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
+    """What a node gives in a program of its own.
+
+    Args:
+        node: of an ATen graph, with its fake value in ``meta["val"]``; it draws no numbers.
+        inputs: what it reads, by the names of the nodes that gave it.
+        library: "torch" or "none", as for `torch.compile`.
+
+    Returns:
+        its value, nested as ``meta["val"]`` is; None where it cannot be compiled alone.
+    """
+    try:
+        with stages.unobserved():
+            return _run(node, inputs, library)
+    except Exception as error:  # it is not known then whether it is right
+        log.info("%s cannot be compiled alone: %s: %s", node.name, type(error).__name__, error)
+        return None
+
+
+def _run(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for read in node.all_input_nodes:
+        copies[read] = graph.placeholder(read.name)
+        copies[read].meta["val"] = read.meta.get("val", inputs[read.name])
+    made = graph.node_copy(node, copies.__getitem__)
+    leaves, structure = pytree.tree_flatten(node.meta["val"])
+    ends = [made]
+    if isinstance(node.meta["val"], (tuple, list)):
+        ends = []
+        for index, leaf in enumerate(leaves):
+            end = graph.call_function(operator.getitem, (made, index))
+            end.meta["val"] = leaf
+            ends.append(end)
+    graph.output(tuple(ends))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    options = Options.make({"library": library, "cache": False}, None)
+    specs = plain_specs(module)
+    built = programs.build(module, specs, options)
+    program = Program(built.imported, built.executable, None, built.calling)
+    with torch.no_grad():
+        results = program.call(tuple(inputs[read.name] for read in node.all_input_nodes))
+    return pytree.tree_unflatten(results, structure)
