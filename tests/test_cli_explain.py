@@ -106,3 +106,26 @@ def test_there_is_no_such_model(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [command, str(tmp_path / "none.py:net")])
     assert done.exit_code == 2
     assert "there is no file" in done.output
+
+
+@pytest.mark.parametrize("command", ["explain", "check", "bench", "tune"])
+def test_no_function_is_named(command: str, model: str) -> None:
+    file = model.removesuffix(":net")
+    for named in (file, f"{file}:", f"{file}:nett"):
+        done = CliRunner().invoke(main, [command, named])
+        assert done.exit_code == 2, done.output
+        said = " ".join(done.output.split())
+        assert f"those that take nothing are {file}:net" in said
+    done = CliRunner().invoke(main, [command, file])
+    assert "it takes FILE.py:function" in done.output
+
+
+def test_a_file_without_functions(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text("def net(x):\n    return x\n", encoding="utf-8")
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "bare.py")])
+    assert done.exit_code == 2
+    assert "write one that returns (module, inputs)" in " ".join(done.output.split())
+    (tmp_path / "bare.py").write_text("def net(:\n", encoding="utf-8")
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "bare.py")])
+    assert done.exit_code == 2
+    assert "it is no Python file: invalid syntax" in " ".join(done.output.split())

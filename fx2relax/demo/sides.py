@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib.util
 import math
@@ -79,9 +80,13 @@ def read(named: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         NoModel: there is no such file or function, or it returns something else.
     """
     file, _, function = named.rpartition(":")
+    if Path(named).is_file():  # no function is named
+        file, function = named, ""
     path = Path(file)
     if not file or not path.is_file():
         raise NoModel(f"there is no file {file or named!r}; it takes FILE.py:function")
+    if not function:
+        raise NoModel(f"it takes FILE.py:function, and {named!r} names no function; {_names(path)}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise NoModel(f"{path} is no Python file")
@@ -91,7 +96,7 @@ def read(named: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):
-        raise NoModel(f"{path} has no function {function!r}")
+        raise NoModel(f"{path} has no function {function!r}; {_names(path)}")
     made = make()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise NoModel(f"{named} returns {type(made).__name__}, not (module, inputs)")
@@ -99,6 +104,24 @@ def read(named: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
         return model, (), inputs
     return model, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+def _names(path: Path) -> str:
+    """Which functions of a file may be named."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError) as error:
+        return f"it is no Python file: {error}"
+    found = []
+    for each in body:
+        if isinstance(each, ast.FunctionDef):
+            given = each.args
+            needed = len(given.posonlyargs) + len(given.args) - len(given.defaults)
+            if not needed and None not in given.kw_defaults:
+                found.append(f"{path}:{each.name}")
+    if not found:
+        return "it has none that takes nothing; write one that returns (module, inputs)"
+    return f"those that take nothing are {', '.join(found)}"
 
 
 class Bench:
