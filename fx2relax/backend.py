@@ -25,6 +25,8 @@ from fx2relax import (
     ahead,
     collectives,
     decompositions,
+    devices,
+    first_call,
     kept,
     logs,
     never_slower,
@@ -38,9 +40,10 @@ from fx2relax import (
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax.alternatives import Alternatives, Call
+from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.collecting import set_aside
 from fx2relax.effects import drop_tokens
-from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError, source_line, target_name
+from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
 from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
@@ -248,9 +251,9 @@ class _Compiler:
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
             stages.note("failed", error=error)
             eager = self._eager(graph, error, time.perf_counter() - start)
-            return _boxed(writing(_of_tuple(eager), writes))
-        call = collectives.waiting(_guarded(program, graph), collectives.waited_inputs(graph))
-        return _boxed(writing(call, writes))
+            return boxed(writing(of_tuple(eager), writes))
+        call = collectives.waiting(guarded(program, graph), collectives.waited_inputs(graph))
+        return boxed(writing(call, writes))
 
     def _build(
         self,
@@ -260,7 +263,7 @@ class _Compiler:
         phase: str,
         watch: bool,
     ) -> Call:
-        device = _device(graph)
+        device = devices.of_graph(graph)
         collectives.refuse_one_sided(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
@@ -271,7 +274,10 @@ class _Compiler:
             )
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
-            return wrapped
+            if device.type == "cpu" or not first_call.can_be_compared(graph):
+                return wrapped
+            strict = self.options.on_unsupported == "raise"
+            return first_call.Compared(wrapped, graph, device, strict)
 
         call: Call
         alternatives = None
@@ -340,21 +346,6 @@ def plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
     return specs
 
 
-def _device(graph: torch.fx.GraphModule) -> torch.device:
-    devices = {
-        val.device
-        for node in graph.graph.nodes
-        for val in torch.utils._pytree.tree_leaves(node.meta.get("val"))
-        if isinstance(val, torch.Tensor)
-    }
-    if len(devices) > 1:
-        raise BuildFailure(f"tensors on several devices: {', '.join(sorted(map(str, devices)))}")
-    device = next(iter(devices), torch.device("cpu"))
-    if device.type != "cpu":
-        raise BuildFailure(f"no code generation for tensors on {device}")
-    return device
-
-
 def _count_eager(graph: torch.fx.GraphModule, seconds: float) -> None:
     nodes = Counter(
         target_name(n.target)
@@ -375,38 +366,3 @@ def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
         relax_calls=imported.converted,
         **census,
     )
-
-
-def _guarded(direct: Call, graph: torch.fx.GraphModule) -> Callable[[tuple[Any, ...]], Any]:
-    """A program, and PyTorch for a call whose arguments the graph was not compiled for.
-
-    Dynamo's guards let through what the ATen graph does not say: AOTAutograd may hand over the
-    whole storage of inputs that overlap, larger than what it traced.
-    """
-
-    def call(arguments: tuple[Any, ...]) -> Any:
-        try:
-            return direct(arguments)
-        except ArgumentError as error:
-            log.warning("a call runs in PyTorch: %s", error)
-            return torch.fx.Interpreter(graph).run(*arguments)
-
-    return call
-
-
-def _of_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
-    return lambda arguments: function(*arguments)
-
-
-def _boxed(function: Callable[[tuple[Any, ...]], Any]) -> Callable[[list[Any]], Any]:
-    """AOTAutograd's calling convention: one list, emptied so that its tensors can be freed."""
-    counters = report.counters
-
-    def call(arguments: list[Any]) -> Any:
-        counters.called()
-        values = tuple(arguments)
-        arguments.clear()
-        return function(values)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call

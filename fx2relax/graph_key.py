@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from fx2relax import decompositions, kept, registry, tvm_runtime
+from fx2relax import decompositions, devices, kept, registry, tvm_runtime
 from fx2relax._version import __version__
 from fx2relax.compat import cpu_features, tvm_ffi
 from fx2relax.errors import target_name
@@ -43,6 +43,7 @@ _STORE = frozenset(
         "FX2RELAX_CACHE",
         "FX2RELAX_CACHE_DIR",
         "FX2RELAX_CACHE_SIZE",
+        "FX2RELAX_CUDA",
         "FX2RELAX_NEVER_SLOWER",
     }
 )
@@ -69,6 +70,7 @@ def graph_key(
         NoSpelling: the graph holds what has no meaning outside of this process.
     """
     said = _Graph(graph)
+    device = devices.facts(devices.of_graph(graph))
     text = json.dumps(
         {
             "graph": said.nodes(),
@@ -81,6 +83,7 @@ def graph_key(
             "helper": helper,
             "process": process_facts(),
             **({"tuned": tuned} if tuned else {}),
+            **({"device": device} if device else {}),
         },
         sort_keys=True,
     )

@@ -14,7 +14,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_leaves
 
-from fx2relax import cache, disk, objects, pipeline, registry, report, stages
+from fx2relax import cache, devices, disk, objects, pipeline, registry, report, stages
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
 from fx2relax.graph_key import graph_key, versions
@@ -65,11 +65,13 @@ class Draft:
         imported: the Relax module, and what the runtime has to know.
         said: what is stored of it; None where it cannot be.
         told: what the importer told of it.
+        device: where its tensors are.
     """
 
     imported: Imported
     said: dict[str, Any] | None
     told: dict[str, Any]
+    device: torch.device = devices.CPU
 
     def compile(
         self,
@@ -94,12 +96,16 @@ class Draft:
         Raises:
             what `pipeline.lower`, `pipeline.machine_code` and `checkpoint` raise.
         """
-        imported = self.imported
+        imported, target = self.imported, devices.facts(self.device)
         lifted = imported.num_input < len(imported.params)
         checkpoint()
         with stages.timed("lower"), stages.kept("legal", "grouped") as noted:
             lowered = pipeline.lower(
-                imported.mod, library=library, lift_weights=lifted, known=known
+                imported.mod,
+                target=target,
+                library=library,
+                lift_weights=lifted,
+                known=known,
             )
         way = library if known is None else TUNED + library
         checkpoint()
@@ -118,7 +124,11 @@ class Draft:
         def linked() -> bytes | None:
             with stages.timed("compile kernels"):
                 return pipeline.library_code(
-                    ready, checked=checked, workers=workers, checkpoint=checkpoint
+                    ready,
+                    target=target,
+                    checked=checked,
+                    workers=workers,
+                    checkpoint=checkpoint,
                 )
 
         if store is not None and self.said is not None:
@@ -135,16 +145,16 @@ class Draft:
                 "operators": imported.nodes,
                 "kernels": census,
             }
-            executable = _stored(store, key, said, about, linked)
+            executable = _stored(store, key, said, about, linked, self.device)
             if executable is not None:
                 return Built(imported, executable, calling, census, self, kernels)
         if objects.held(ready):  # objects of the user's are linked, and only a library is
             library_code = linked()
             assert library_code is not None
-            executable = load(library_code)
+            executable = load(library_code, self.device.type)
             return Built(imported, executable, calling, census, self, kernels)
         with stages.timed("compile kernels"):
-            executable = pipeline.machine_code(ready, checked=checked)
+            executable = pipeline.machine_code(ready, target=target, checked=checked)
         return Built(imported, executable, calling, census, self, kernels)
 
     def _kernels(
@@ -250,7 +260,7 @@ def draft_of(
         options: the same.
         stored: whether what is compiled of it may be kept.
     """
-    sizes = _Sizes(graph)
+    sizes, device = _Sizes(graph), devices.of_graph(graph)
     with (
         registry.watched() as used,
         stages.timed("import"),
@@ -269,7 +279,7 @@ def draft_of(
     # Work on numbers alone is compiled while a graph is imported.
     told = next(what for what in noted["imported"] if what["graph"] is graph)
     if not stored:
-        return Draft(imported, None, told)
+        return Draft(imported, None, told, device)
     try:
         custom = [target_name(c.target) for c in used if not shipped(c)]
         if custom:
@@ -277,8 +287,8 @@ def draft_of(
         said = {"imported": record(imported, graph, specs), "guards": sizes.guards()}
     except NoSpelling as error:
         report.counters.skip_cache(str(error))
-        return Draft(imported, None, told)
-    return Draft(imported, said, told)
+        return Draft(imported, None, told, device)
+    return Draft(imported, said, told, device)
 
 
 def place(
@@ -325,7 +335,7 @@ def _restored(
         share_threads()
         kernels = [(str(symbol), str(name)) for symbol, name in entry.said["kernels"]]
         census = dict(entry.said["census"])
-        executable = _loaded(entry.library)
+        executable = _loaded(entry.library, devices.of_graph(graph))
         return Built(imported, executable, calling, census, kernels=kernels)
     except OSError as error:  # a full disk is no fault of the program's
         disk.warn_unusable(error)
@@ -341,6 +351,7 @@ def _stored(
     said: dict[str, Any],
     about: dict[str, Any],
     link: Callable[[], bytes | None],
+    device: torch.device,
 ) -> Any:
     """Compile to a library, load it and keep it; None where it cannot be linked or loaded."""
     try:
@@ -351,7 +362,7 @@ def _stored(
     if library is None:
         return None
     try:
-        executable = _loaded(library)
+        executable = _loaded(library, device)
     except _NotLoaded as error:
         disk.warn_unusable(error)
         return None
@@ -364,9 +375,9 @@ class _NotLoaded(OSError):
     """No folder at hand lets libraries be loaded."""
 
 
-def _loaded(library: bytes) -> Any:
+def _loaded(library: bytes, device: torch.device) -> Any:
     try:
-        return load(library)
+        return load(library, device.type)
     except Exception as error:
         raise _NotLoaded(f"they cannot be loaded: {error}") from error
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import decompositions, dtypes, eager_kernels, kept
+from fx2relax import cuda_routes, decompositions, dtypes, eager_kernels, kept
 from fx2relax.collectives import is_collective
 from fx2relax.complexes import is_complex
 from fx2relax.registry import Converter, lookup, lookup_complex
@@ -124,6 +124,10 @@ def library_decides(node: Node, converter: Converter | None) -> bool:
     """
     if converter is not None and not shipped(converter):
         return False
+    if cuda_routes.on_cuda(node):
+        held = plain_node(node) or complex_node(node)
+        known = converter or lookup(node.target) or lookup_complex(node.target)
+        return held and cuda_routes.runs_in_torch(node, known is not None)
     if node.target in _UNSTABLE:
         return plain_node(node)
     if node.target in _ITS_OWN or is_collective(node.target):

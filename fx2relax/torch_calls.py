@@ -63,6 +63,18 @@ def is_ordered(node: Node) -> bool:
     return target._schema.is_mutable or target._schema.name in _IMPURE
 
 
+def is_repeatable(node: Node) -> bool:
+    """Whether a node can run a second time, and leave no more behind than its random draws."""
+    if node.op != "call_function" or not is_ordered(node):
+        return True
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is torch.ops.higher_order.cond
+    if is_collective(target) or target._schema.is_mutable:
+        return False
+    return _draws(node) or target._schema.name in _IMPURE - {"aten::_print"}
+
+
 def _draws(node: Node) -> bool:
     """Whether a call draws random numbers: attention without dropout does not."""
     if not is_random(node.target):

@@ -301,6 +301,39 @@ def test_gpus(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "driver for CUDA 12.8" in found["GPU"].text
 
 
+HERE = TORCH | {"gpus": ["H100"], "nvrtc": "/x", "cudart": "/y/libcudart.so.13", "bindings": True}
+ASKED = {
+    "all there": (HERE, None, {}),
+    "no NVRTC": (HERE | {"nvrtc": None}, None, {"NVRTC": "pip install nvidia-cuda-nvrtc"}),
+    "no bindings": (HERE | {"bindings": False}, None, {"NVRTC": "pip install 'fx2relax[cuda]'"}),
+    "nvcc": (
+        HERE | {"nvrtc": None},
+        ["nvcc"],
+        {"NVRTC": "export TVM_CUDA_COMPILE_MODE=nvcc"},
+    ),
+    "an older runtime": (
+        HERE | {"cudart": "/y/libcudart.so.12"},
+        None,
+        {"CUDA runtime": "pip install 'nvidia-cuda-runtime>=13'"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_kernels_for_a_gpu_need(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, nvcc, mends = ASKED[case]
+    monkeypatch.setenv("FX2RELAX_CUDA", "1")
+    monkeypatch.setattr(machine, "find_compiler", lambda language: nvcc)
+    found = {f.name: f for f in machine.check_gpu(Probed(facts={"torch": facts}))}
+    needed = {name: found[name].mend for name in ("NVRTC", "CUDA runtime") if found[name].mend}
+    assert needed == mends
+    assert "not been verified on hardware" in found["FX2RELAX_CUDA"].text
+    monkeypatch.delenv("FX2RELAX_CUDA")
+    found = {f.name: f for f in machine.check_gpu(Probed(facts={"torch": facts}))}
+    assert not found["NVRTC"].mend
+    assert "export FX2RELAX_CUDA=1" in found["FX2RELAX_CUDA"].text
+
+
 def test_a_wrong_model_and_a_check_that_fails_end_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"model": {"right": False, "error": 0.5}, "disk": {"right": True, "hits": 1}}
     monkeypatch.setattr("fx2relax.doctor.probe", lambda step: Probed(facts=facts))

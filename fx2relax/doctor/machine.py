@@ -11,6 +11,7 @@ from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
 from fx2relax.doctor.versions import wanted
 from fx2relax.runtime.compilers import find_compiler
+from fx2relax.switches import CUDA, cuda_asked_for
 
 _TELLING = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512vnni", "avx512bf16", "amx-tile")
 _TELLING_ARM = ("neon", "sve", "sve2", "bf16", "dotprod", "i8mm")
@@ -83,16 +84,44 @@ def check_gpu(probed: Probed) -> list[Finding]:
         return [Finding.skipped("GPU", "not tried without torch")]
     if not there and not facts["gpus"]:
         return [Finding.ok("GPU", "none; code is generated for the processor", gpus=[])]
-    found = [_gpus(facts)]
-    for name, library in (("NVRTC", "nvrtc"), ("CUDA runtime", "cudart")):
-        found.append(Finding.ok(name, facts[library] or "is not there", path=facts[library]))
     nvcc = find_compiler("cuda")
+    found = [_gpus(facts), _asked_for(), _nvrtc(facts, nvcc), _runtime(facts)]
     if nvcc is None and facts["nvrtc"] is None:
         text = "is not there, nor is NVRTC: nothing can be exported for CUDA"
         found.append(Finding.warning("nvcc", text, "pip install nvidia-cuda-nvrtc"))
     else:
         found.append(Finding.ok("nvcc", nvcc[0] if nvcc else "is not there", path=nvcc))
     return found
+
+
+def _asked_for() -> Finding:
+    if cuda_asked_for():
+        text = "kernels are compiled for the GPU; they have not been verified on hardware"
+        return Finding.ok(CUDA, text, on=True)
+    text = f"is not set: graphs on the GPU run in PyTorch; export {CUDA}=1 compiles them"
+    return Finding.ok(CUDA, text, on=False)
+
+
+def _nvrtc(facts: dict[str, Any], nvcc: Any) -> Finding:
+    """NVRTC, which TVM reaches by the package cuda-bindings."""
+    path, bound = facts["nvrtc"], facts.get("bindings", False)
+    said = {"path": path, "bindings": bound}
+    if not cuda_asked_for() or (path and bound):
+        return Finding.ok("NVRTC", path or "is not there", **said)
+    text = f"{path}, without the package cuda-bindings" if path else "is not there"
+    if nvcc is not None:
+        mend = "export TVM_CUDA_COMPILE_MODE=nvcc"
+    else:
+        mend = "pip install 'fx2relax[cuda]'" if path else "pip install nvidia-cuda-nvrtc"
+    return Finding.warning("NVRTC", f"{text}: no kernel is compiled", mend, **said)
+
+
+def _runtime(facts: dict[str, Any]) -> Finding:
+    path = facts["cudart"]
+    if not cuda_asked_for() or (path and ".so.13" in path):
+        return Finding.ok("CUDA runtime", path or "is not there", path=path)
+    text = f"{path or 'is not there'}: TVM's wheel needs libcudart.so.13"
+    return Finding.warning("CUDA runtime", text, "pip install 'nvidia-cuda-runtime>=13'", path=path)
 
 
 def _gpus(facts: dict[str, Any]) -> Finding:

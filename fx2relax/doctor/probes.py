@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -69,6 +70,10 @@ def _torch() -> Facts:
         facts["gpu_error"] = f"{type(error).__name__}: {error}"
     for name in ("nvrtc", "cudart"):
         facts[name] = _library(name)
+    try:
+        facts["bindings"] = importlib.util.find_spec("cuda.bindings") is not None
+    except ImportError:
+        facts["bindings"] = False
     return facts
 
 

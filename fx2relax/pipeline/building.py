@@ -26,6 +26,7 @@ from .cuda import cuda_code, is_cuda, lower_for_cuda
 from .flow import expressions
 from .fuse import fuse
 from .given import give_results
+from .in_torch import in_torch
 from .integers import use_integers
 from .lapack import use_lapack
 from .legalize import legalize
@@ -37,7 +38,7 @@ from .own_names import with_names_apart
 from .packing import pack
 from .products import use_contractions
 from .relaid import use_channels_last
-from .shared import Unlinked, library_or_objects, link_here, shared_library
+from .shared import Unlinked, library_or_objects, link_here, linker, shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 from .turns import join_turns
@@ -156,6 +157,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     """
     target, _ = _ready(mod, target)
     mod = objects.attached(mod)
+    mod = in_torch(mod) if is_cuda(target) else mod
     with target, generating(target):
         pipeline = NAME if checked else UNCHECKED
         return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
@@ -187,6 +189,12 @@ def library_code(
     """
     target, alone = _ready(mod, target)
     mod = objects.attached(mod)
+    if is_cuda(target):
+        return (
+            None
+            if linker() is None
+            else cuda_code(in_torch(mod), target, _to_virtual_machine(), link_here)
+        )
     with target:
         mod = _to_virtual_machine()(mod)
     # LLVM's options belong to the process: with options of its own a module is compiled alone.

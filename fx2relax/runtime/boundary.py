@@ -57,9 +57,17 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
     return fresh.as_strided(tensor.shape, strides)
 
 
-def argument(spec: InputSpec, value: Any) -> Any:
-    """A caller's argument as the Relax function takes it."""
+def argument(spec: InputSpec, value: Any, kind: str = "cpu") -> Any:
+    """A caller's argument as the Relax function takes it, a number on a device of this kind.
+
+    Raises:
+        ArgumentError: it lies where the program cannot take it from.
+    """
     if isinstance(value, torch.Tensor):
+        wanted = getattr(spec.val, "device", None)
+        if wanted is not None and wanted.type == "cuda" and value.device != wanted:
+            # A kernel would take the address for one of its own memory.
+            raise ArgumentError(f"argument {spec.name!r} is on {value.device} and not on {wanted}")
         if value.layout is not torch.strided or value.is_quantized:
             return Opaque(value)
         if spec.at_start and value.storage_offset():
@@ -70,7 +78,7 @@ def argument(spec: InputSpec, value: Any) -> Any:
             value = value.permute(spec.permutation)
         return ready(value)
     if isinstance(spec.val, torch.SymFloat):
-        return torch.tensor(float(value), dtype=torch.float64)
+        return torch.full((), float(value), dtype=torch.float64, device=kind)
     if isinstance(value, int):
         return tvm_ffi.Shape((value,))
     return Opaque(value)
@@ -89,7 +97,7 @@ def _storage(spec: InputSpec, count: int, value: torch.Tensor) -> torch.Tensor:
 def result(value: Any) -> Any:
     """What the Relax function returned, as PyTorch's: TVM's own tensors where it took none."""
     if isinstance(value, TVMTensor):
-        value = from_dlpack(value)
+        value = from_dlpack(value.__dlpack__())
     # A tensor of no elements has strides of TVM's own, and may be given as `out=`, to be resized.
     if isinstance(value, torch.Tensor) and value.numel() == 0:
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
@@ -164,7 +172,8 @@ def mismatch(spec: InputSpec, value: Any, device: torch.device) -> str | None:
         return f"expected a tensor, got {describe(value)}"
     if value.dtype is not spec.val.dtype:
         return f"expected dtype {spec.val.dtype}, got {describe(value)}"
-    if value.device.type != device.type:
+    elsewhere = device.type == "cuda" and value.device != device
+    if value.device.type != device.type or elsewhere:
         return f"expected a tensor on {device}, got {describe(value)}"
     wanted_shape = tuple(spec.val.shape)
     if value.dim() != len(wanted_shape) or any(

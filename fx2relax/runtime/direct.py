@@ -7,6 +7,7 @@ check in C++ tells, and hands them over as they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ class Way:
             inputs of them, or None; ``weight_count``; ``fail``, which makes the exception of the
             arguments and an error; ``own``, which copies results that share memory.
         profiled: what takes the place of some of `values` while a profiler runs.
+        kind: of the device that results are on.
     """
 
     def __init__(
@@ -48,19 +50,20 @@ class Way:
         outputs: Sequence[OutputSpec],
         values: dict[str, Any],
         profiled: dict[str, Any],
+        kind: str = "cpu",
     ) -> None:
         self._inputs = list(inputs)
         self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
         self._calling = calling
         self._solved = values["solve"] is not None
         self._implied = {param: (other, axis) for param, other, axis in calling.implied}
-        self._results = results(calling, outputs)
+        self._results = results(calling, outputs, kind)
         self._weights = values["weights"] is not None
         self._kernel = values["kernel"] is not None
         self._names = {
             **self._results.values,
             **values,
-            "argument": boundary.argument,
+            "argument": functools.partial(boundary.argument, kind=kind),
             "shape_of": _shape_of,
             "as_real": torch.view_as_real,
             "another_size": _another_size,
@@ -224,6 +227,8 @@ def _lies_well(spec: InputSpec, tensor: Any) -> bool:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return False
     if tensor.is_conj() or tensor.is_neg() or tensor.dim() != spec.val.dim():
+        return False
+    if spec.val.is_cuda and tensor.device != spec.val.device:
         return False
     physical = tensor if spec.permutation is None else tensor.permute(spec.permutation)
     if not physical.is_contiguous() or tensor.numel() == 0:

@@ -59,6 +59,7 @@ class Program:
     ) -> None:
         self.imported = imported
         self.device = device or torch.device("cpu")
+        gpu = None if self.device.type == "cpu" else _gpu(self.device)
         torch_call.register(imported.torch_calls)
         where = tvm_runtime.device(f"{self.device.type}:{self.device.index or 0}")
         # A pool keeps memory of each size: where sizes vary, those that do not come again are lost.
@@ -70,7 +71,8 @@ class Program:
         frozen = imported.params[imported.num_input :]
         size = sum(s.val.numel() * s.val.element_size() for s in frozen)
         lift = _Transform(executable, where, transform, size) if lifted else None
-        parts = _Parts(imported, self.device, Weights(frozen, lift))
+        weights = Weights(frozen, lift, None if gpu is None else gpu.streams)
+        parts = _Parts(imported, self.device, weights)
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
         solver = Solver(imported.solved, imported.params) if imported.solved else None
         kernel = None
@@ -95,9 +97,11 @@ class Program:
         #: Whether a call goes past the virtual machine, to the one kernel.
         self.direct = kernel is not None
         inputs = imported.params[: imported.num_input]
-        way = Way(calling, inputs, imported.outputs, values, profiled)
+        way = Way(calling, inputs, imported.outputs, values, profiled, self.device.type)
         #: The same as a call, of a tuple of arguments; it does without the program.
         self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
+        if gpu is not None:
+            self.call = gpu.entered(way.direct)
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.call(arguments)
@@ -134,7 +138,9 @@ class _Parts:
         self._own = operators(imported.mod) if imported.mod is not None else []
         frozen = imported.params[imported.num_input :]
         self._constants: dict[int, Any] = {
-            i: s.value for i, s in enumerate(frozen) if s.position < 0
+            i: s.value.to(device)
+            for i, s in enumerate(frozen)
+            if s.position < 0 and s.value is not None
         }
         self._frozen = [s.position for s in frozen]
         self._shared: list[int] | None = None
@@ -189,6 +195,13 @@ class _Parts:
             reason = boundary.mismatch(spec, arguments[spec.position], self.device)
             if reason is not None:
                 raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+
+
+def _gpu(device: torch.device) -> Any:
+    """What calls on a GPU need besides; imported for these alone."""
+    from fx2relax.runtime.cuda import Gpu
+
+    return Gpu(device)
 
 
 def _ignore(*_: Any) -> int:

@@ -5,6 +5,7 @@ PyTorch allocates each result with the strides that eager gives it, and the prog
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,25 +41,26 @@ class Results:
     values: dict[str, Any]
 
 
-def results(calling: Calling, outputs: Sequence[OutputSpec]) -> Results:
-    """The lines for a program's results.
+def results(calling: Calling, outputs: Sequence[OutputSpec], kind: str = "cpu") -> Results:
+    """The lines for a program's results, on the current device of a kind.
 
     They name the arguments ``a``, the program's own results ``returned``, and the symbols of
     `calling`.
     """
-    return _Writer(calling, outputs).write()
+    return _Writer(calling, outputs, kind).write()
 
 
 class _Writer:
-    def __init__(self, calling: Calling, outputs: Sequence[OutputSpec]) -> None:
+    def __init__(self, calling: Calling, outputs: Sequence[OutputSpec], kind: str) -> None:
         self.calling = calling
+        self.pages = kind == "cpu"
         # What the graph returns twice is one tensor.
         self.distinct = list({id(spec): spec for spec in outputs}.values())
         self.places = [[id(d) for d in self.distinct].index(id(spec)) for spec in outputs]
         self.given = {given.index: given for given in calling.given}
         self.known = dict(calling.known)
         self.values: dict[str, Any] = {
-            "empty": _allocator(),
+            "empty": _allocator(kind),
             "in_large_pages": in_large_pages,
             "as_real": torch.view_as_real,
             "ready": boundary.ready,
@@ -116,8 +118,10 @@ class _Writer:
         self.values[dtype] = kind = getattr(torch, dtype)
         made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
         known = [size for size in shape if isinstance(size, int)]
-        large = len(known) == len(shape) and math.prod(known) * kind.itemsize >= LARGE
-        return f"in_large_pages({made})" if large else made
+        large = (
+            self.pages and len(known) == len(shape) and math.prod(known) * kind.itemsize >= LARGE
+        )
+        return f"in_large_pages({made})" if large and self.pages else made
 
     def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
         if direct.get(spec.index) is spec:
@@ -161,9 +165,13 @@ def _tuple(sizes: Sequence[Size]) -> str:
     return f"({', '.join(map(str, sizes))},)" if sizes else "()"
 
 
-def _allocator() -> Any:
+def _allocator(kind: str) -> Any:
     """What `empty(shape, strides, dtype)` calls: PyTorch's own short way, where it has it."""
-    short = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+    short = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
     if short is None:
-        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+        return functools.partial(_empty_strided, kind)
     return short
+
+
+def _empty_strided(kind: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=kind)

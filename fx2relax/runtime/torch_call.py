@@ -47,7 +47,7 @@ def packed(call: TorchCall) -> Callable[..., Any]:
 
 def _to_torch(value: Any) -> Any:
     if isinstance(value, TVMTensor):
-        return from_dlpack(value)
+        return from_dlpack(value.__dlpack__())  # a capsule: no stream waits for itself
     if isinstance(value, tvm_ffi.Shape):
         return int(value[0])
     return value.value if isinstance(value, Opaque) else value

@@ -6,7 +6,7 @@ import ctypes
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,18 @@ class Weights:
         specs: the weights, in the order of `get`.
         transform: makes what the program takes of the tuple of weights; None where it takes the
             weights themselves.
+        streams: keeps what was made in order among the streams of a GPU: a function of these
+            tensors that returns what each call asks first; None for the processor.
     """
 
-    def __init__(self, specs: Sequence[InputSpec], transform: Any | None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        transform: Any | None,
+        streams: Callable[[list[Any]], Callable[[], None]] | None = None,
+    ) -> None:
         self._specs = list(specs)
-        self._transform = transform
+        self._transform, self._streams = transform, streams
         self._sets: dict[tuple[int, ...], _Made] = {}
         self._last: _Made | None = None
         self._making = own(self, "_making", threading.RLock)
@@ -50,6 +57,8 @@ class Weights:
         made = self._last
         if made is None or not made.holds(weights):
             made = self._last = self._find(weights)
+        if made.enter is not None:
+            made.enter()
         return made.ready
 
     def _find(self, weights: Sequence[torch.Tensor]) -> _Made:
@@ -92,6 +101,7 @@ class Weights:
             probes=probes,
             words=[probe.tobytes() for probe in probes],
             ready=tensors,
+            enter=self._streams(tensors) if self._streams is not None and copied else None,
         )
 
     def forget(self) -> None:
@@ -115,6 +125,7 @@ class _Made:
         alive: references that tell when it has to go.
         versions: None where it does not matter.
         ready: what was made.
+        enter: lets the current stream read it; None where every stream may.
     """
 
     ids: list[int]
@@ -124,6 +135,7 @@ class _Made:
     probes: list[memoryview]
     words: list[bytes]
     ready: list[Any]
+    enter: Callable[[], None] | None = None
 
     def holds(self, weights: Sequence[torch.Tensor]) -> bool:
         """Whether it was made of these weights, as they are."""
