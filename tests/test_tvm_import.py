@@ -28,13 +28,15 @@ _SCRIPT = """
     def printed(name):
         return operators.get(name).get_attr("TScriptPrinterName")
     before = tvm.runtime.disco is None
-    modules = sorted(m for m in sys.modules if m.split(".")[0] == "tvm" and "disco" not in m)
+    def kept(name):  # what an import that fails leaves behind
+        return "disco" not in name
+    modules = sorted(m for m in sys.modules if m.split(".")[0] == "tvm" and kept(m))
     if "tvm_runtime_extra" in tvm.base._LOADED_LIBS:
         import tvm.runtime.disco
     print(json.dumps({
         "own": own,
         "operators": {name: str(printed(name)) for name in sorted(operators.list_op_names())},
-        "functions": sorted(tvm_ffi.registry.list_global_func_names()),
+        "functions": [f for f in sorted(tvm_ffi.registry.list_global_func_names()) if kept(f)],
         "modules": modules,
         "libraries": sorted(tvm.base._LOADED_LIBS),
         "distributed": [before, "tvm.runtime.disco" in sys.modules],
