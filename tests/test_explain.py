@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +86,39 @@ def test_every_node_has_a_line_a_way_and_a_kernel(name: str, library: str, grad:
                 assert kernel.number in node.kernels
     ways = {k.how for k in report.data.kernels}
     assert ways == ({"generated", "library"} if library == "torch" else {"generated"})
+
+
+BARE: dict[str, tuple[Callable[[], Any], tuple[torch.Tensor, ...]]] = {
+    "modules": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1)),
+        (torch.randn(3, 4),),
+    ),
+    "one module": (lambda: nn.Linear(4, 4), (torch.randn(3, 4),)),
+    "a layer of PyTorch's": (lambda: nn.TransformerEncoderLayer(8, 2), (torch.randn(2, 3, 8),)),
+    "a function": (lambda: torch.erfc, (torch.randn(3, 4, requires_grad=True),)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", BARE)
+def test_what_only_pytorch_calls_has_lines_too(name: str, grad: bool) -> None:
+    build, inputs = BARE[name]
+    model = build()
+    report = fx2relax.explain(model, *inputs, grad=grad, options={"library": "torch"})
+    nodes = [node for graph in report.data.graphs for node in graph.nodes]
+    assert nodes
+    for node in nodes:
+        assert Path(node.line.file).is_file(), node
+        assert node.line.number, node
+        assert node.line.code, node
+    assert "(no line)" not in str(report)
+    lines = {str(node.line.code) for node in nodes}
+    if name == "modules":
+        assert lines >= {"0: Linear", "1: BatchNorm1d", "2: ReLU"}
+    elif name == "a function":
+        assert lines == {
+            'report = fx2relax.explain(model, *inputs, grad=grad, options={"library": "torch"})'
+        }
 
 
 def test_a_line_leads_to_its_kernels() -> None:

@@ -121,8 +121,8 @@ def _computes(node: torch.fx.Node) -> bool:
 
 def _lined(notes: GraphNotes, earlier: list[torch.fx.Node]) -> list[tuple[torch.fx.Node, Line]]:
     nodes = list(notes.graph.graph.nodes)
-    known = lines(nodes, earlier)
-    return [(node, known.get(node, Line())) for node in nodes if _computes(node)]
+    known = lines(nodes, earlier, notes.caller)
+    return [(node, known[node]) for node in nodes if _computes(node)]
 
 
 def _calls(notes: GraphNotes) -> dict[str, Any]:

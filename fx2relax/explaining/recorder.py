@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fx2relax.explaining.lines import line_of_caller
+from fx2relax.explaining.report import Line
 from fx2relax.stages import Observer
 
 
@@ -46,6 +48,7 @@ class GraphNotes:
         alternatives: the programs that were timed against each other, if they were.
         contest: times them against eager, if anything does.
         error: why it runs in PyTorch, if it does.
+        caller: the user's line that asked for the notes.
     """
 
     phase: str
@@ -57,6 +60,7 @@ class GraphNotes:
     alternatives: Any = None
     contest: Any = None
     error: Exception | None = None
+    caller: Line = field(default_factory=Line)
 
     @property
     def chosen(self) -> Variant | None:
@@ -76,6 +80,7 @@ class Recorder(Observer):
         self.captured: list[Any] = []
         self.graphs: list[GraphNotes] = []
         self.untraced: list[tuple[Any, Exception]] = []
+        self._caller = line_of_caller()
         self._stages: dict[str, Any] = {}
         self._kept: dict[str, Callable[..., None]] = {
             "imported": self._imported,
@@ -96,7 +101,8 @@ class Recorder(Observer):
         elif stage == "untraced":
             self.untraced.append((what["graph"], what["error"]))
         elif stage == "graph":
-            self.graphs.append(GraphNotes(what["phase"], what["graph"], what["specs"]))
+            notes = GraphNotes(what["phase"], what["graph"], what["specs"], caller=self._caller)
+            self.graphs.append(notes)
         elif self.graphs:
             keep = self._kept.get(stage)
             if keep is not None:
