@@ -9,6 +9,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from fx2relax import (
     collectives,
     decompositions,
     devices,
-    first_call,
     kept,
     logs,
     never_slower,
@@ -41,12 +41,14 @@ from fx2relax import (
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax.alternatives import Alternatives, Call
 from fx2relax.boxed import boxed, guarded, of_tuple
+from fx2relax.clocks import Clock
 from fx2relax.collecting import set_aside
 from fx2relax.effects import drop_tokens
 from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.imported import Imported
 from fx2relax.layouts import concrete, dense_permutation, overlaps
 from fx2relax.names import weight_names
+from fx2relax.on_gpu import on_gpu
 from fx2relax.options import Options
 from fx2relax.overlapping import overlapping_write, write_beside
 from fx2relax.params import InputSpec
@@ -178,6 +180,7 @@ class _Compiler:
         self.context = contextvars.copy_context()
         self.verdicts: never_slower.Verdicts | None = None
         self.alternatives: Alternatives | None = None
+        self.device = devices.CPU
 
     def contest(self, compiled: Any, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
         """What was compiled of Dynamo's graph, unless eager turns out to be faster."""
@@ -185,7 +188,12 @@ class _Compiler:
             return compiled  # type: ignore[no-any-return]
         nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
         contest = never_slower.Contest(
-            compiled, graph_module.forward, nodes, self.verdicts, self.alternatives
+            compiled,
+            graph_module.forward,
+            nodes,
+            self.verdicts,
+            self.alternatives,
+            Clock(self.device),
         )
         stages.note("contest", contest=contest)
         return contest
@@ -263,7 +271,9 @@ class _Compiler:
         phase: str,
         watch: bool,
     ) -> Call:
-        device = devices.of_graph(graph)
+        device = self.device = devices.of_graph(graph)
+        # The tuner measures kernels for the processor.
+        options = self.options if device.type == "cpu" else replace(self.options, tune=None)
         collectives.refuse_one_sided(graph)
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
@@ -274,23 +284,23 @@ class _Compiler:
             )
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
-            if device.type == "cpu" or not first_call.can_be_compared(graph):
+            if device.type == "cpu":
                 return wrapped
-            strict = self.options.on_unsupported == "raise"
-            return first_call.Compared(wrapped, graph, device, strict)
+            replay = phase == "inference" and options.mode == "reduce-overhead"
+            return on_gpu(wrapped, graph, specs, device, options, replay=replay)
 
         call: Call
         alternatives = None
         if watch or self._takes_turns():
-            entered = rivals.enter(graph, specs, self.options, callable_of)
+            entered = rivals.enter(graph, specs, options, callable_of)
             built, alternatives = entered.built, entered.alternatives
             call = alternatives.call
             if watch:
                 self.verdicts, self.alternatives = entered.verdicts, alternatives
             else:
-                call = Turns(alternatives, entered.verdicts)
+                call = Turns(alternatives, entered.verdicts, Clock(device))
         else:
-            built = programs.build(graph, specs, rivals.with_library(self.options))
+            built = programs.build(graph, specs, rivals.with_library(options))
             call = callable_of(built)
         seconds = time.perf_counter() - start
         _count(built.imported, built.census, seconds)

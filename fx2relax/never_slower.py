@@ -8,7 +8,6 @@ results that are returned are those of the compiled program until there is a ver
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,8 @@ import torch.fx
 from fx2relax import report
 from fx2relax.alternatives import Alternatives
 from fx2relax.cache import Store
+from fx2relax.clocks import Clock
+from fx2relax.devices import CPU
 from fx2relax.locks import own
 from fx2relax.switches import is_on
 from fx2relax.torch_calls import is_ordered
@@ -88,6 +89,7 @@ class Contest:
         nodes: how many operators it has.
         verdicts: what is known of it already.
         alternatives: the programs that `program` runs one of; None where there is one.
+        clock: of the device that they run on.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Contest:
         nodes: int,
         verdicts: Verdicts,
         alternatives: Alternatives | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or Clock(CPU)
         self._program, self._eager = program, eager
         self._nodes, self._verdicts = nodes, verdicts
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
@@ -149,7 +153,7 @@ class Contest:
         watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         # Others that watch PyTorch's calls would see each of them twice; another thread's calls
         # take the cores that are timed.
-        if watched or not self._lock.acquire(blocking=False):
+        if watched or self._clock.stands or not self._lock.acquire(blocking=False):
             return self._program(*arguments)
         try:
             if not self._alternatives.complete():
@@ -191,9 +195,7 @@ class Contest:
     def _run(self, name: str, arguments: tuple[Any, ...]) -> tuple[float, Any]:
         self._alternatives.use(name)
         function = self._eager if name == EAGER else self._program
-        start = time.perf_counter()
-        result = function(*arguments)
-        return time.perf_counter() - start, result
+        return self._clock.timed(function, *arguments)
 
     def _until_grown(self, settled: Function) -> Function:
         """What runs until there are other programs; these are then timed beside it."""

@@ -7,11 +7,12 @@ much memory again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from fx2relax.alternatives import Alternatives
+from fx2relax.clocks import Clock
+from fx2relax.devices import CPU
 from fx2relax.locks import own
 from fx2relax.never_slower import SIZES, Verdicts, verdict
 
@@ -22,9 +23,13 @@ class Turns:
     Args:
         alternatives: the programs; the first one runs until another is there.
         verdicts: what is known of them already.
+        clock: of the device that they run on.
     """
 
-    def __init__(self, alternatives: Alternatives, verdicts: Verdicts) -> None:
+    def __init__(
+        self, alternatives: Alternatives, verdicts: Verdicts, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or Clock(CPU)
         self._alternatives, self._verdicts = alternatives, verdicts
         self._lock = own(self, "_lock")
         self._fastest: dict[tuple[int, ...], str] = {}
@@ -40,13 +45,22 @@ class Turns:
         if known in self._alternatives.names:
             self._decide(sizes, known)
         # Another thread's calls take the cores that are timed.
-        elif len(self._fastest) < SIZES and self._lock.acquire(blocking=False):
+        elif (
+            len(self._fastest) < SIZES
+            and not self._clock.stands
+            and self._lock.acquire(blocking=False)
+        ):
             try:
                 if self._alternatives.complete():
                     return self._timed(sizes, arguments)
             finally:
                 self._lock.release()
         return self._alternatives.call(arguments)
+
+    def _enter(self) -> bool:
+        """Take the lock, if a call can be timed now."""
+        # Another thread's calls take the cores that are timed.
+        return not self._clock.stands and self._lock.acquire(blocking=False)
 
     def _grown(self) -> bool:
         """Whether there are other programs now, to be timed beside the one that runs."""
@@ -64,9 +78,8 @@ class Turns:
             return self._alternatives.call(arguments)
         times = self._times.setdefault(sizes, {name: [] for name in (*others, first)})
         name = min(times, key=lambda way: len(times[way]))
-        start = time.perf_counter()
-        result = self._alternatives.run(name, arguments)
-        times[name].append(time.perf_counter() - start)
+        seconds, result = self._clock.timed(self._alternatives.run, name, arguments)
+        times[name].append(seconds)
         self._judge(sizes, first, others)
         return result
 

@@ -19,13 +19,17 @@ from cuda_cases import ampere, graph_of, specs_of
 from torch.nn.functional import embedding, layer_norm, linear
 
 from fx2relax import backend, devices, first_call, pipeline, programs, switches
+from fx2relax.alternatives import Alternatives
+from fx2relax.clocks import Clock
 from fx2relax.errors import ArgumentError, BuildFailure
 from fx2relax.graph_key import graph_key
+from fx2relax.never_slower import Contest, Verdicts
 from fx2relax.options import Options
 from fx2relax.pipeline import building
 from fx2relax.pipeline.in_torch import in_torch
 from fx2relax.runtime import boundary
 from fx2relax.runtime import in_torch as functions
+from fx2relax.taking_turns import Turns
 
 __all__ = ["ampere"]
 KIND = 2  # DLPack's of CUDA
@@ -382,3 +386,91 @@ def test_what_leaves_a_trace_is_not_compared() -> None:
     x = graph.placeholder("x")
     graph.output(graph.call_function(torch.ops.aten.add_.Tensor, (x, 1)))
     assert not first_call.can_be_compared(torch.fx.GraphModule({}, graph))
+
+
+# -- the clock -----------------------------------------------------------------------------------
+
+
+class _Events(_Streams):
+    """Events that know what the clock said when they were recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.milliseconds = 0.0
+
+    def _stream(self, device: Any = None) -> Any:
+        stream = super()._stream(device)
+        stream.synchronize = lambda: self.said.append("idle")
+        return stream
+
+    def _event(self, enable_timing: bool = False) -> Any:
+        assert enable_timing
+        event = SimpleNamespace(at=None, synchronize=lambda: self.said.append("done"))
+        event.record = lambda stream: setattr(event, "at", self.milliseconds)
+        event.elapsed_time = lambda other: other.at - event.at
+        return event
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> _Events:
+    return _Events(monkeypatch)
+
+
+def test_calls_on_a_gpu_are_timed_by_its_clock(events: _Events) -> None:
+    def run(x: int, y: int) -> int:
+        events.said.append("run")
+        events.milliseconds += 250
+        return x + y
+
+    seconds, result = Clock(torch.device("cuda:0")).timed(run, 2, 3)
+    assert (seconds, result) == (0.25, 5)
+    assert events.said == ["idle", "run", "done"]
+    assert not Clock(devices.CPU).stands
+
+
+def _ways(events: _Events) -> tuple[Alternatives, list[str]]:
+    ran: list[str] = []
+
+    def way(name: str, milliseconds: float) -> Callable[..., Any]:
+        def call(arguments: Any) -> Any:
+            ran.append(name)
+            events.milliseconds += milliseconds
+            return [name]
+
+        return call
+
+    return Alternatives({"one": way("one", 9), "two": way("two", 3)}), ran
+
+
+def test_turns_are_taken_by_the_gpus_clock_and_not_while_capturing(events: _Events) -> None:
+    alternatives, ran = _ways(events)
+    turns = Turns(alternatives, Verdicts(), Clock(torch.device("cuda:0")))
+    events.capturing = True
+    for _ in range(20):
+        turns(())
+    assert set(ran) == {"one"}
+    events.capturing = False
+    for _ in range(20):
+        turns(())
+    assert ran[-5:] == ["two"] * 5
+
+
+def test_eager_is_timed_by_the_gpus_clock_and_not_while_capturing(events: _Events) -> None:
+    alternatives, ran = _ways(events)
+
+    def eager() -> list[str]:
+        ran.append("eager")
+        events.milliseconds += 1
+        return ["eager"]
+
+    program = lambda: alternatives.call(())  # noqa: E731
+    clock = Clock(torch.device("cuda:0"))
+    contest = Contest(program, eager, 3, Verdicts(), alternatives, clock)
+    events.capturing = True
+    for _ in range(10):
+        contest()
+    assert set(ran) == {"one"}
+    events.capturing = False
+    for _ in range(10):
+        contest()
+    assert ran[-3:] == ["eager"] * 3

@@ -21,7 +21,7 @@ LAYERS = [
         {"coverage", "coverage_report", "core_calls"},
         {"custom", "custom_eager", "custom_kernels"},
     ],
-    [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}, {"boxed"}, {"first_call"}],
+    [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}, {"boxed"}, {"on_gpu", "first_call"}],
     [{"tuned_programs"}],
     [{"programs", "kernel_names"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
@@ -62,6 +62,7 @@ LAYERS = [
         {
             "agreement",
             "background",
+            "clocks",
             "closeness",
             "collectives",
             "registry",
