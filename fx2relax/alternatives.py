@@ -82,6 +82,11 @@ class Alternatives:
             self._missing = None
         return True
 
+    @property
+    def settled(self) -> bool:
+        """Whether one runs for good, or there is no other."""
+        return len(self._programs) == 1 and self._missing is None
+
     def use(self, name: str) -> None:
         """Let a program run from now on; one that is not there leaves all as it is."""
         self._current = self._programs.get(name, self._current)

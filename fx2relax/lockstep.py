@@ -23,10 +23,13 @@ from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor
 from fx2relax.differences import TOLERANCE, Run, difference, is_rounding, widened
+from fx2relax.runtime.heap import give_back
 from fx2relax.torch_calls import is_random
 
 # A difference keeps what it takes to see it again.
 _KEPT = 3
+# After as many kernels, memory that is free goes back to the system.
+_TRIM = 4
 _LAST = (0, 3, 1, 2)  # from channels last to channels first
 
 
@@ -112,6 +115,7 @@ class Lockstep:
         env.update(zip(placeholders, arguments, strict=True))
         self._users = Counter({node: len(node.users) for node in self._nodes})
         self._ran: set[torch.fx.Node] = set()
+        self._steps = 0
         self._waiting = {known[0] for known in self._names if known is not None}
         self._next = {symbol: list(places) for symbol, places in self._places.items()}
 
@@ -154,6 +158,9 @@ class Lockstep:
     def _done(self, node: torch.fx.Node) -> None:
         self._waiting.discard(node.name)
         self._forget(node)
+        self._steps += 1
+        if self._steps % _TRIM == 0:  # what was freed between what is held
+            give_back()
 
     def _value(self, node: torch.fx.Node) -> Any:
         """What a node gives in PyTorch; whatever it needs is run before."""

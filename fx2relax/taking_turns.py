@@ -103,5 +103,6 @@ class Turns:
     def _decide(self, sizes: tuple[int, ...], fastest: str) -> None:
         self._times.pop(sizes, None)
         self._fastest[sizes] = fastest
+        self._alternatives.use(fastest)
         if not sizes:  # nor will there ever be another
             self._alternatives.keep(fastest)

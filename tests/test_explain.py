@@ -205,6 +205,64 @@ def test_measured_times_add_up() -> None:
         )
 
 
+class Cache(nn.Module):
+    """It leaves a trace, so that its programs take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = nn.Linear(64, 64)
+        self.register_buffer("keys", torch.zeros(1, 128, 64))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        asked = self.ask(x)
+        self.keys[:, place] = asked[:, 0]
+        return F.scaled_dot_product_attention(asked, self.keys, self.keys)
+
+
+SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], bool]] = {
+    "layers": (lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU()), (torch.randn(8, 64),), False),
+    "a step": (lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU()), (torch.randn(8, 64),), True),
+    "a cache": (Cache, (torch.randn(1, 1, 64), torch.tensor([3])), False),
+    "one kernel": (lambda: nn.Softmax(-1), (torch.randn(8, 64),), False),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_graphs_are_accounted_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FX2RELAX_NEVER_SLOWER", "1")
+    build, inputs, grad = SMALL[name]
+    report = fx2relax.explain(build().train(grad), *inputs, grad=grad).measure(0.2)
+    data = report.data
+    assert data.call is not None
+    for graph in data.graphs:
+        assert graph.kernels
+        assert sum(kernel.seconds or 0.0 for kernel in graph.kernels) > 0, graph.name
+    rest = data.overheads()
+    assert len(rest) == 2
+    lines = [spent for _, spent, _ in data.by_line()]
+    assert sum([*lines, *(spent for _, spent in rest)]) == pytest.approx(data.call, rel=0.05)
+    for name, _ in rest:
+        assert name.split(",")[0] in str(report)
+        assert name.split(",")[0] in report.to_html()
+
+
+def test_watching_leaves_nothing_behind() -> None:
+    from fx2relax.explaining.recorder import Recorder
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    report = fx2relax.explain(model, torch.randn(8, 64), options={"library": "none"})
+    recorder: Recorder = report._recorder
+    (notes,) = recorder.graphs
+    variant = notes.chosen
+    assert variant is not None
+    told: list[str] = []
+    with variant.program.watched(lambda function, symbol, *rest: told.append(symbol) or 0):
+        report._call()
+    seen = len(told)
+    report._call()
+    assert (bool(seen), len(told)) == (True, seen)
+
+
 def test_a_graph_of_one_kernel_is_measured_too() -> None:
     report = fx2relax.explain(lambda x: x + 1, torch.randn(1000)).measure(0.2)
     (kernel,) = report.data.kernels

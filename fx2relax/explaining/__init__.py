@@ -14,6 +14,9 @@ from fx2relax.explaining.report import Data
 
 __all__ = ["Explanation", "explain"]
 
+# Programs that take turns are called so often at most until it is known which one stays.
+_CALLS = 5 * never_slower.SETTLED
+
 
 def explain(
     model: Callable[..., Any],
@@ -50,7 +53,9 @@ def explain(
         start = time.perf_counter()
         call()
         seconds = time.perf_counter() - start
-        for _ in range(never_slower.SETTLED + 1):
+        for turn in range(_CALLS):
+            if turn > never_slower.SETTLED and recorder.settled:
+                break
             call()
     return Explanation(data(recorder, name_of(model), seconds), recorder, call)
 

@@ -109,6 +109,11 @@ def _lines(data: Data) -> str:
             f"<code>{escape(line.code)}</code></td>"
             f'<td class="less">{escape(short)}</td></tr>'
         )
+    for name, spent in data.overheads():
+        body.append(
+            f'<tr><td class="n">{units.duration_text(spent)}</td><td>{_bar(spent, data.call)}</td>'
+            f'<td>{escape(name)}</td><td class="less"></td></tr>'
+        )
     more = f"<p>and {len(rows) - _LINES} more lines</p>" if len(rows) > _LINES else ""
     return _table(_SOURCE, body) + more
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -53,31 +53,73 @@ def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: fl
         for notes in recorder.graphs:
             if notes.contest is not None:
                 stack.enter_context(notes.contest.program_alone())
+        # What tells of kernels takes its time between them, and so calls are timed without it.
+        plain = _plain(call, [variant for _, _, variant in watched], seconds / 2)
         spans = [_Spans() for _ in watched]
         for listener, (_, _, variant) in zip(spans, watched, strict=True):
             stack.enter_context(variant.program.watched(listener))
-        rounds = _rounds(call, spans, seconds)
-    # What else the machine does shows in some calls; the others tell what this one takes.
-    rounds.sort(key=lambda one: one.seconds)
-    rounds = rounds[: max(_LEAST, len(rounds) // 2)]
-    data.call = statistics.fmean(one.seconds for one in rounds)
-    for place, (number, notes, variant) in enumerate(watched):
+        rounds = _best_half(_rounds(call, spans, seconds / 2))
+    data.call = statistics.fmean(one.seconds for one in plain)
+    telling = _telling(rounds)
+    for place, (number, _, variant) in enumerate(watched):
         graph = data.graphs[number]
-        own = [one.spans[place] for one in rounds]
+        graph.measured = statistics.fmean(one.programs[place] for one in plain)
         if variant.program.direct:
-            taken = [_alone(notes, variant, seconds / 10)]
+            taken = [graph.measured]
         else:
-            taken = _taken(variant, own)
-            whole = [calls[-1][2] - calls[0][1] for calls in own if calls]
-            graph.measured = statistics.fmean(whole) * 1e-9 if whole else None
+            taken = _taken(variant, [one.spans[place] for one in rounds], telling)
         for kernel, spent in zip(graph.kernels, taken, strict=True):
             kernel.seconds = spent
         inside = sum(k.seconds or 0.0 for k in graph.kernels)
-        if graph.measured is not None:
-            graph.outside = max(0.0, graph.measured - inside)
-    inside = sum(k.seconds or 0.0 for k in data.kernels)
-    data.outside = max(0.0, data.call - inside)
+        graph.outside = max(0.0, graph.measured - inside)
+    data.outside = max(0.0, data.call - sum(k.seconds or 0.0 for k in data.kernels))
+    programs = sum(data.graphs[number].measured or 0.0 for number, _, _ in watched)
+    data.calling = min(data.outside, max(0.0, data.call - programs))
     data.limits = limits(torch.get_num_threads())
+
+
+@dataclass
+class _Plain:
+    """One call of the model: its seconds, and those of each program."""
+
+    seconds: float
+    programs: list[float]
+
+
+def _plain(call: Callable[[], Any], variants: list[Variant], seconds: float) -> list[_Plain]:
+    watches = [variant.watch for variant in variants if variant.watch is not None]
+    assert len(watches) == len(variants)
+    for watch in watches:
+        watch.on = True
+    rounds: list[_Plain] = []
+
+    def timed() -> None:
+        for watch in watches:
+            watch.seconds = 0.0
+        start = time.perf_counter()
+        call()
+        taken = time.perf_counter() - start
+        rounds.append(_Plain(taken, [watch.seconds for watch in watches]))
+
+    _repeat(timed, seconds)
+    for watch in watches:
+        watch.on = False
+    return _best_half(rounds)
+
+
+def _best_half(rounds: list[_Timed]) -> list[_Timed]:
+    """The faster ones: what else the machine does shows in the others."""
+    ordered = sorted(rounds, key=lambda one: one.seconds)
+    return ordered[: max(_LEAST, len(ordered) // 2)]
+
+
+def _repeat(call: Callable[[], None], seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    most = _MOST if processes() == 1 else _LEAST  # all processes call it as often
+    turn = 0
+    while turn < _LEAST or (time.perf_counter() < end and turn < most):
+        call()
+        turn += 1
 
 
 @dataclass
@@ -88,57 +130,45 @@ class _Round:
     spans: list[list[tuple[str, int, int]]]
 
 
+_Timed = TypeVar("_Timed", _Plain, _Round)
+
+
 def _rounds(call: Callable[[], Any], spans: list[_Spans], seconds: float) -> list[_Round]:
     rounds: list[_Round] = []
-    end = time.perf_counter() + seconds
-    most = _MOST if processes() == 1 else _LEAST  # all processes call it as often
-    while len(rounds) < _LEAST or (time.perf_counter() < end and len(rounds) < most):
+
+    def timed() -> None:
         for own in spans:
             own.spans.clear()
         start = time.perf_counter()
         call()
         taken = time.perf_counter() - start
         rounds.append(_Round(taken, [list(own.spans) for own in spans]))
+
+    _repeat(timed, seconds)
     return rounds
 
 
-def _taken(variant: Variant, rounds: list[list[tuple[str, int, int]]]) -> list[float]:
+def _telling(rounds: list[_Round]) -> float:
+    """Nanoseconds of a span that are the machine's telling: what the shortest of all takes."""
+    spans = (span for one in rounds for own in one.spans for span in own)
+    return min((end - start for _, start, end in spans), default=0.0)
+
+
+def _taken(
+    variant: Variant, rounds: list[list[tuple[str, int, int]]], telling: float
+) -> list[float]:
     """The mean seconds of each call of a program, in order."""
     known = set(variant.symbols)
-    each: list[list[int]] = [[] for _ in variant.symbols]
+    each: list[list[float]] = [[] for _ in variant.symbols]
     for spans in rounds:
-        waiting: dict[str, list[int]] = defaultdict(list)
+        waiting: dict[str, list[float]] = defaultdict(list)
         for symbol, start, end in spans:
             if symbol in known:
-                waiting[symbol].append(end - start)
+                waiting[symbol].append(end - start - telling)
         for place, symbol in enumerate(variant.symbols):
             if waiting[symbol]:
                 each[place].append(waiting[symbol].pop(0))
     return [statistics.fmean(times) * 1e-9 if times else 0.0 for times in each]
-
-
-def _alone(notes: GraphNotes, variant: Variant, seconds: float) -> float:
-    """The seconds of a program that is one kernel, called past the virtual machine."""
-    arguments = tuple(_sample(spec.val) for spec in notes.specs)
-    return _median(lambda: variant.program.call(arguments), seconds)
-
-
-def _sample(val: Any) -> Any:
-    if not isinstance(val, torch.Tensor):
-        return int(val.node.hint) if isinstance(val, torch.SymInt) else val
-    sizes = [int(size) for size in val.shape]
-    made = torch.empty_strided(sizes, [int(s) for s in val.stride()], dtype=val.dtype)
-    return made.fill_(1)
-
-
-def _median(call: Callable[[], Any], seconds: float) -> float:
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < _LEAST or (time.perf_counter() < end and len(taken) < _MOST):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,29 @@ from typing import Any
 from fx2relax.explaining.lines import line_of_caller
 from fx2relax.explaining.report import Line
 from fx2relax.stages import Observer
+
+
+class Watch:
+    """A program's call, timed while that is wanted.
+
+    Attributes:
+        on: whether it is.
+        seconds: of all calls since it was set to nothing.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.on = False
+        self.seconds = 0.0
+
+    def __call__(self, arguments: Any) -> Any:
+        if not self.on:
+            return self._call(arguments)
+        start = time.perf_counter()
+        try:
+            return self._call(arguments)
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 @dataclass
@@ -22,6 +46,7 @@ class Variant:
         lowered: what `pipeline.lower` returned.
         ready: what machine code was made of.
         program: what runs it.
+        watch: what is called in its place.
         symbols: what its function calls, in order; filled in by whoever follows the nodes.
     """
 
@@ -31,6 +56,7 @@ class Variant:
     lowered: Any
     ready: Any
     program: Any = None
+    watch: Watch | None = None
     symbols: list[str] = field(default_factory=list)
 
 
@@ -107,6 +133,19 @@ class Recorder(Observer):
             keep = self._kept.get(stage)
             if keep is not None:
                 keep(**what)
+
+    def wrap(self, call: Any, what: dict[str, Any]) -> Any:
+        """A call that can be timed."""
+        watch = Watch(call)
+        for variant in self.graphs[-1].variants[-1:]:
+            variant.watch = watch
+        return watch
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known which program of each graph runs."""
+        found = [notes.alternatives for notes in self.graphs]
+        return all(alternatives is None or alternatives.settled for alternatives in found)
 
     def _imported(self, **what: Any) -> None:
         # Work on numbers alone is compiled while a graph is imported.

@@ -114,7 +114,8 @@ class Graph:
         stages: seconds of compiling, by stage.
         fx, relax, tir: the graph, the imported module and the fused kernels as text.
         measured: seconds of one run of the program; None until it was measured.
-        outside: seconds of a run that are spent between kernels.
+        outside: seconds of a run that are spent between kernels: in the virtual machine, on memory,
+            on arguments and results.
     """
 
     name: str
@@ -174,7 +175,9 @@ class Data:
         seconds: from the first call's start to its end, compiling included.
         limits: None until it was measured.
         call: seconds of one call of the model; None until it was measured.
-        outside: seconds of a call that are spent outside of the graphs' programs.
+        outside: seconds of a call that are spent outside of kernels.
+        calling: of these, seconds outside of the graphs' programs: in PyTorch's guards, in
+            autograd, in what the model does between graphs.
     """
 
     model: str
@@ -185,6 +188,7 @@ class Data:
     limits: Limits | None = None
     call: float | None = None
     outside: float | None = None
+    calling: float | None = None
 
     def to_json(self) -> str:
         """As JSON, in the fields' names."""
@@ -194,6 +198,16 @@ class Data:
     def kernels(self) -> list[Kernel]:
         """Of all graphs."""
         return [k for graph in self.graphs for k in graph.kernels]
+
+    def overheads(self) -> list[tuple[str, float]]:
+        """What of a call is spent outside of kernels, and the seconds; empty before `measure`."""
+        if self.outside is None or self.calling is None:
+            return []
+        between = max(0.0, self.outside - self.calling)
+        return [
+            ("between kernels: virtual machine, memory, arguments", between),
+            ("around the graphs: guards, autograd, the model's Python", self.calling),
+        ]
 
     def by_line(self) -> list[tuple[Line, float, list[str]]]:
         """Lines, the seconds of the kernels that compute them, and their operators.

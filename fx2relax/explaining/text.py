@@ -115,6 +115,9 @@ def _lines(data: Data) -> Table:
             Text(line.code, overflow="ellipsis", no_wrap=True),
             Text(", ".join(operators), overflow="ellipsis", no_wrap=True),
         )
+    for name, spent in data.overheads():
+        share = units.share_text(spent, data.call or 0.0)
+        table.add_row(units.duration_text(spent), share, "", Text(f"({name})"), "")
     if len(rows) > _ROWS:
         table.caption = f"and {len(rows) - _ROWS} more"
     return table

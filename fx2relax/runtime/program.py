@@ -118,7 +118,7 @@ class Program:
         try:
             yield
         finally:
-            machine["set_instrument"](_ignore)  # there is no way to take one back
+            self._machines.renew()  # there is no way to take one back
 
     def forget(self) -> None:
         """Let go of what was made of weights, and of memory for values: the next call makes it."""
@@ -204,10 +204,6 @@ def _gpu(device: torch.device) -> Any:
     return Gpu(device)
 
 
-def _ignore(*_: Any) -> int:
-    return 0
-
-
 def _varies(spec: InputSpec) -> bool:
     """Whether an argument is, or has, a size that is a symbol."""
     sizes = spec.val.shape if isinstance(spec.val, torch.Tensor) else [spec.val]
@@ -254,6 +250,12 @@ class _Machines(threading.local):
 
     def __init__(self, executable: Any, where: Any, name: str, pooled: bool = True) -> None:
         module = executable if isinstance(executable, tvm_ffi.Module) else executable.jit()
+        self._made_of = module, where, name, pooled
+        self.renew()
+
+    def renew(self) -> None:
+        """Put another machine in the place of this thread's."""
+        module, where, name, pooled = self._made_of
         self.machine = tvm_runtime.Machine(module, where, pooled=pooled)
         self.main = self.machine[name]
         self.release = self.machine.release
