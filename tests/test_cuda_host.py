@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import weakref
@@ -148,6 +149,20 @@ def test_a_program_for_a_gpu_takes_pytorchs_memory() -> None:
     assert functions.EMPTY in text
     assert "alloc_storage" not in text
     assert "alloc_tensor" not in text
+
+
+@pytest.mark.usefixtures("ampere")
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs CUDA's compiler")
+def test_a_graph_is_compiled_for_a_gpu() -> None:
+    graph = graph_of(lambda x, w: (x @ w).relu().softmax(-1), (4, 4), (4, 4))
+    draft = programs.draft_of(graph, specs_of(graph), Options(), False)
+    built = draft.compile("torch", None, "")
+    assert built.census["tir_kernels"] >= 1
+    assert [c.op_name for c in built.imported.torch_calls.values()] == ["aten.mm.default"]
+    target = devices.facts(draft.device)
+    lowered = pipeline.lower(draft.imported.mod, target=target)
+    ready, _ = pipeline.give(lowered, draft.imported.name, draft.imported.num_input)
+    assert b"fx2relax.gpu.empty" in (pipeline.library_code(ready, target=target) or b"")
 
 
 # -- memory and numbers in PyTorch -------------------------------------------------------------

@@ -22,7 +22,7 @@ from .batch_norm import fold_scales
 from .byte_weights import use_byte_weights
 from .codegen import NAME, UNCHECKED
 from .cpu import schedule_kernels
-from .cuda import cuda_code, is_cuda, lower_for_cuda
+from .cuda import cuda_code, is_cuda, lower_for_cuda, with_host
 from .flow import expressions
 from .fuse import fuse
 from .given import give_results
@@ -157,7 +157,12 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     """
     target, _ = _ready(mod, target)
     mod = objects.attached(mod)
-    mod = in_torch(mod) if is_cuda(target) else mod
+    if is_cuda(target):
+        target, relax_passes = with_host(target), _to_virtual_machine()
+        with target:
+            return relax.build(
+                in_torch(mod), target, relax_pipeline=relax_passes, tir_pipeline="default"
+            )
     with target, generating(target):
         pipeline = NAME if checked else UNCHECKED
         return relax.build(mod, target, relax_pipeline=_to_virtual_machine(), tir_pipeline=pipeline)
