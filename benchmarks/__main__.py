@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.cases import KERNELS, NETWORKS, TRAINED
 from benchmarks.driver import Driver, Settings, groups
 from benchmarks.plots import draw
-from benchmarks.results import Group, Results, environment
+from benchmarks.results import Group, Results, environment, gpus
 from benchmarks.sides import OURS, SIDES, split
 from benchmarks.tables import markdown, show
 
@@ -92,8 +92,16 @@ def _run(results: Results, wanted: list[Group], driver: Driver, path: Path) -> N
 @click.option("--networks", callback=_names(list(NETWORKS)), help="Names, all or none.")
 @click.option("--kernels", callback=_names(list(KERNELS)), help="Names, all or none.")
 @click.option("--sides", callback=_names(list(SIDES)), default="all", help="Names; default all.")
-@click.option("--threads", callback=_counts, help="Default 1,2.")
-@click.option("--batch", callback=_counts, help="Default 1,8; the MLP has 1,64.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Of weights and arguments.",
+)
+@click.option("--threads", callback=_counts, help="Default 1,2; 1 on a GPU.")
+@click.option("--batch", callback=_counts, help="Default 1,8; 1,16 on a GPU; the MLP has 1,64.")
 @click.option("--rounds", type=click.IntRange(1), help="The most rounds of a cell; default 20.")
 @click.option("--seconds", type=click.FloatRange(0.01), help="A cell's time; default 10.")
 @click.option("--timeout", default=900.0, show_default=True, help="Of compiling, in seconds.")
@@ -128,6 +136,8 @@ def main(
     networks: list[str] | None,
     kernels: list[str] | None,
     sides: list[str],
+    device: str,
+    dtype: str,
     threads: list[int] | None,
     batch: list[int] | None,
     rounds: int | None,
@@ -153,6 +163,11 @@ def main(
         out.mkdir(parents=True, exist_ok=True)
         _write(results, out, console)
         return
+    if device == "cuda":
+        if gpus() is None:
+            raise click.UsageError("nvidia-smi finds no GPU")
+        threads, batch = threads or [1], batch or [1, 16]
+    sides = [side for side in sides if device in SIDES[side].devices]
     if networks is None and kernels is None:
         networks = list(QUICK_NETWORKS if quick else NETWORKS)
         kernels = list(QUICK_KERNELS if quick else KERNELS)
@@ -164,12 +179,12 @@ def main(
     wanted = groups(modes, [*(networks or []), *(kernels or [])], batch, threads or [1, 2])
     if not wanted:
         raise click.UsageError("there is nothing to run")
-    results = Results(environment(sys.argv[1:]))
+    results = Results(environment(sys.argv[1:], device, dtype))
     if path.exists():
         if not resume:
             raise click.UsageError(f"{path} exists: --resume goes on with it, --out names another")
         results = Results.load(path)
-    settings = Settings(rounds or 20, seconds or 10.0, timeout, cold)
+    settings = Settings(rounds or 20, seconds or 10.0, timeout, cold, device=device, dtype=dtype)
     _run(results, wanted, Driver([*sides, *optioned], out, settings), path)
     _write(results, out, console)
 

@@ -33,6 +33,8 @@ class Settings:
         timeout: of one request to a worker, such as to compile.
         cold: whether networks are also compiled in a process that has no cache.
         seed: of the order of turns.
+        device: where tensors are, ``"cpu"`` or ``"cuda"``.
+        dtype: of weights and arguments.
     """
 
     rounds: int = 20
@@ -40,6 +42,8 @@ class Settings:
     timeout: float = 900.0
     cold: bool = True
     seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
 
 
 @dataclass
@@ -95,7 +99,8 @@ class Driver:
         """
         found = {}
         for side in self.sides:
-            if SIDES[split(side)[0]].missing:
+            known = SIDES[split(side)[0]]
+            if known.missing or self.settings.device not in known.devices:
                 continue
             self.say(f"first use of {side}")
             cache = self._primed(side)
@@ -127,7 +132,8 @@ class Driver:
                 try:
                     client = self._compiled(group, side, cell, reference, exact)
                     timed[side] = _Timed(client, cell)
-                    if side == "eager" and group.mode == "train":
+                    rough = group.mode == "train" or self.settings.dtype != "float32"
+                    if side == "eager" and rough:
                         self._exact(group, exact)
                 except WorkerFailed as failure:
                     self._failed(cell, failure)
@@ -148,6 +154,8 @@ class Driver:
             return f"does not take part in {group.mode}"
         if known.missing:
             return known.missing
+        if self.settings.device not in known.devices:
+            return f"does not take part on {self.settings.device}"
         if side != "eager" and "eager" not in timed:
             return "there is no result of eager to compare with"
         return ""
@@ -260,6 +268,8 @@ class Driver:
             mode=group.mode,
             cache=str(cache),
             exact=exact,
+            device=self.settings.device,
+            dtype=self.settings.dtype,
         )
 
     def _primed(self, side: str) -> Path:

@@ -147,7 +147,21 @@ def _version(package: str) -> str | None:
         return None
 
 
-def environment(arguments: list[str]) -> dict[str, Any]:
+def gpus() -> str | None:
+    """The GPUs and their driver, as ``nvidia-smi`` names them; None where it finds none."""
+    asked = "--query-gpu=name,driver_version,memory.total"
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if found.returncode else found.stdout.decode().strip() or None
+
+
+def environment(
+    arguments: list[str], device: str = "cpu", dtype: str = "float32"
+) -> dict[str, Any]:
     """Where and with what the run is made."""
     packages = ("torch", "apache-tvm", "transformers", "openvino", "numpy")
     return {
@@ -157,6 +171,9 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_gb": _gigabytes(),
+        "device": device,
+        "dtype": dtype,
+        "gpus": gpus() if device == "cuda" else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: found for name in packages if (found := _version(name))},

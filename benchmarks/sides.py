@@ -45,6 +45,12 @@ def _inductor(model: Any, setup: Setup) -> Any:
     return torch.compile(model, backend="inductor")
 
 
+def _inductor_replayed(model: Any, setup: Setup) -> Any:
+    import torch
+
+    return torch.compile(model, backend="inductor", mode="reduce-overhead")
+
+
 def _freezing(model: Any, setup: Setup) -> Any:
     import torch
     import torch._inductor.config
@@ -110,6 +116,13 @@ def _relax(model: Any, setup: Setup) -> Any:
     return torch.compile(model, backend="relax", options=setup.options or None)
 
 
+def _relax_replayed(model: Any, setup: Setup) -> Any:
+    import torch
+
+    options = setup.options or None
+    return torch.compile(model, backend="relax", mode="reduce-overhead", options=options)
+
+
 @dataclass(frozen=True)
 class Side:
     """One of the sides.
@@ -119,12 +132,14 @@ class Side:
         compile: takes the module and the setup; gives what is called in its place.
         needs: a package without which there is no such side.
         modes: what it is asked to do.
+        devices: where it is asked to.
     """
 
     name: str
     compile: Callable[[Any, Setup], Any]
     needs: str = "torch"
     modes: tuple[str, ...] = ("inference", "train", "autocast")
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
     @property
     def missing(self) -> str:
@@ -140,10 +155,12 @@ SIDES = {
     for side in (
         Side("eager", _eager),
         Side("inductor", _inductor),
-        Side("inductor-freezing", _freezing, modes=("inference", "autocast")),
-        Side("openvino", _openvino, "openvino", ("inference",)),
-        Side("relax_dynamo", _relax_dynamo, "tvm", ("inference",)),
+        Side("inductor-freezing", _freezing, modes=("inference", "autocast"), devices=("cpu",)),
+        Side("inductor-reduce-overhead", _inductor_replayed, devices=("cuda",)),
+        Side("openvino", _openvino, "openvino", ("inference",), ("cpu",)),
+        Side("relax_dynamo", _relax_dynamo, "tvm", ("inference",), ("cpu",)),
         Side(OURS, _relax, "fx2relax"),
+        Side(f"{OURS}-reduce-overhead", _relax_replayed, "fx2relax", devices=("cuda",)),
     )
 }
 
@@ -179,5 +196,6 @@ def environment(threads: int, cache: str) -> dict[str, str]:
         "TVM_FFI_CACHE_DIR": f"{cache}/tvm-ffi",
         "XDG_CACHE_HOME": f"{cache}/user",
         "HF_HUB_OFFLINE": "1",
+        "FX2RELAX_CUDA": "1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+from pathlib import Path
 
 import benchmarks_found  # noqa: F401
 import pytest
@@ -11,10 +14,10 @@ import torch
 from click.testing import CliRunner
 from torch.utils import _pytree as pytree
 
-from benchmarks import figures, memory, tables
+from benchmarks import figures, floor, memory, tables
 from benchmarks.__main__ import main
 from benchmarks.agreement import TOLERANCE, as_exact, errors
-from benchmarks.cases import KERNELS, NETWORKS, TRAINED
+from benchmarks.cases import CASES, KERNELS, NETWORKS, TRAINED
 from benchmarks.client import Client, WorkerFailed
 from benchmarks.driver import Driver, _judge, groups
 from benchmarks.results import Cell, Group, Results, environment
@@ -323,8 +326,60 @@ def test_sides():
         "eager",
         "inductor",
         "inductor-freezing",
+        "inductor-reduce-overhead",
         "openvino",
         "relax_dynamo",
         "relax",
+        "relax-reduce-overhead",
     ]
+    elsewhere = {name for name, side in SIDES.items() if "cuda" not in side.devices}
+    assert elsewhere == {"inductor-freezing", "openvino", "relax_dynamo"}
     assert not SIDES["relax"].missing
+
+
+def test_another_dtype(tmp_path):
+    """Weights and arguments in bfloat16; the other sides of a GPU are none of a processor's."""
+    arguments = ["--networks", "mlp", "--sides", "eager,relax,relax-reduce-overhead"]
+    arguments += ["--dtype", "bfloat16", "--batch", "1", "--threads", "1", "--no-cold"]
+    arguments += ["--rounds", "1", "--seconds", "0.05", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    results = Results.load(tmp_path / "results.json")
+    (group,) = results.groups
+    assert {name: cell.status for name, cell in group.cells.items()} == {
+        "eager": "ok",
+        "relax": "ok",
+    }
+    found = results.environment
+    assert (found["device"], found["dtype"], found["gpus"]) == ("cpu", "bfloat16", None)
+    plain = sum(p.nbytes for p in CASES["mlp"].build(1)[0].parameters()) / 2**20
+    assert group.cells["relax"].memory["weights"] == pytest.approx(plain / 2)
+
+
+def test_no_gpu_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(main, ["--device", "cuda", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "finds no GPU" in done.output
+    script = Path(__file__).parent.parent / "benchmarks" / "gpu.sh"
+    env = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert "needs an NVIDIA GPU" in done.stderr
+
+
+def test_the_floor_of_a_decoder():
+    cells = {
+        "eager": Cell(ms=4.0, memory={"weights": 1000.0}),
+        "relax": Cell("failed", "no reason"),
+    }
+    group = Group("inference", "network", "llama-decode", 1, 1, cells)
+    other = Group("inference", "network", "bert", 1, 1, cells)
+    found = floor.lines(Results({"dtype": "float16"}, groups=[group, other]), 524.288)
+    assert [line.partition("float16")[2].split(maxsplit=1) for line in found] == [
+        ["eager", "4.000 ms, floor 2.000 ms, x 2.00"],
+        ["relax", "failed: no reason"],
+    ]
+    assert all(line.startswith("llama-decode b1 ") for line in found)
