@@ -41,9 +41,19 @@ def made_of(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any
 def _run(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    branches: dict[str, torch.nn.Module] = {}
+    given: list[Any] = []
     for read in node.all_input_nodes:
+        value = inputs[read.name]
+        if isinstance(value, torch.nn.Module):  # a branch of `torch.cond`
+            branches[str(read.target)] = value
+            continue
         copies[read] = graph.placeholder(read.name)
-        copies[read].meta["val"] = read.meta.get("val", inputs[read.name])
+        copies[read].meta["val"] = read.meta.get("val", value)
+        given.append(value)
+    for read in node.all_input_nodes:
+        if read not in copies:
+            copies[read] = graph.get_attr(str(read.target))
     made = graph.node_copy(node, copies.__getitem__)
     leaves, structure = pytree.tree_flatten(node.meta["val"])
     ends = [made]
@@ -54,11 +64,11 @@ def _run(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
             end.meta["val"] = leaf
             ends.append(end)
     graph.output(tuple(ends))
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    module = torch.fx.GraphModule(branches, graph)
     options = Options.make({"library": library, "cache": False}, None)
     specs = plain_specs(module)
     built = programs.build(module, specs, options)
     program = Program(built.imported, built.executable, None, built.calling)
     with torch.no_grad():
-        results = program.call(tuple(inputs[read.name] for read in node.all_input_nodes))
+        results = program.call(tuple(given))
     return pytree.tree_unflatten(results, structure)

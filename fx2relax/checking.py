@@ -51,7 +51,7 @@ class Wrong:
 
     def __str__(self) -> str:
         what = "a value" if self.number is None else f"kernel {self.number}, {self.kernel}"
-        by = ", which no kernel makes" if self.number is None else ""
+        by = " that no single kernel makes" if self.number is None else ""
         where = f"{what} of {self.graph} ({self.program}){by}"
         lines = [f"{where}: error {self.error:.2g}: {self.reason}"]
         for node in self.nodes:

@@ -113,7 +113,9 @@ class Choices:
 def _passed(value: Any) -> Any:
     if isinstance(value, Complex):
         return value.pairs
-    return shape_expr([value]) if is_prim_expr(value) else value
+    # A size is a number here where the symbol is known by now.
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return shape_expr([value]) if whole or is_prim_expr(value) else value
 
 
 def _returned(whole: Any, spec: OutputSpec) -> Any:

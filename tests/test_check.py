@@ -181,6 +181,28 @@ def test_symbolic_sizes_and_half_precision() -> None:
     assert found.right, str(found)
 
 
+class Choice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.cond(
+            x.sum() > 0, lambda v: torch.erfc(self.layer(v)).sin(), lambda v: v.cos(), (x,)
+        )
+        return chosen.exp().softmax(-1)
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_wrong_converter_in_a_branch(library: str, dynamic: bool | None) -> None:
+    options = {**WRONG, "library": library}
+    x = torch.rand(4, 16)
+    found = fx2relax.check(Choice().eval(), x, options=options, dynamic=dynamic)
+    assert [node.op for wrong in found.wrong for node in wrong.nodes] == ["higher_order.cond"]
+    assert fx2relax.check(Choice().eval(), -x, options=options, dynamic=dynamic).right
+
+
 def test_random_numbers_are_drawn_once() -> None:
     found = fx2relax.check(lambda x: torch.rand_like(x).sin() + x, torch.randn(64))
     assert found.right, str(found)

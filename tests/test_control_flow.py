@@ -50,6 +50,19 @@ def test_a_choice_within_a_choice(shift: float) -> None:
     assert_matches_eager(module, x, grad=True)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_branch_reads_a_size_that_is_known(sign: int) -> None:
+    """The width becomes a number as the product is traced; the branch takes it as a size."""
+    layer = nn.Linear(16, 16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda v: layer(v).sin(), lambda v: layer(v).cos(), (x,))
+
+    fx2relax.reset_stats()
+    assert_matches_eager(function, sign * torch.rand(4, 16), dynamic=True)
+    assert fx2relax.stats()["nodes_fallback"] == 0
+
+
 def test_draws_in_a_branch_follow_the_seed() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda t: t + torch.rand_like(t), lambda t: t * 2, (x,))
