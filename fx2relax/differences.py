@@ -89,7 +89,11 @@ def _words(
 
 
 def is_rounding(
-    got: torch.Tensor, expected: torch.Tensor, inputs: Mapping[str, Any], run: Run
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    inputs: Mapping[str, Any],
+    run: Run,
+    steps: bool = False,
 ) -> bool:
     """Whether a difference is what rounding leaves, as of sums whose terms cancel out.
 
@@ -103,6 +107,7 @@ def is_rounding(
         expected: PyTorch's, of the same shape and dtype.
         inputs: what the nodes read, by name.
         run: the nodes in PyTorch; it gives a tensor of the same shape.
+        steps: whether there are whole numbers on the way, so that a result may leap.
     """
     if not any(_is_float(value) for value in inputs.values()):
         return False
@@ -117,7 +122,8 @@ def is_rounding(
     wide = torch.complex128 if expected.is_complex() else torch.float64
     both = got.isfinite() & expected.isfinite() & centre.isfinite()
     apart = [_furthest(each, centre, both, wide) for each in (got, expected)]
-    moved = max(_furthest(each, centre, both, wide) for each in _samples(inputs, run, _NEAR))
+    near = _FAR if steps else _NEAR
+    moved = max(_furthest(each, centre, both, wide) for each in _samples(inputs, run, near))
     largest = centre.to(wide).abs()[both].max().item() if both.any() else 0.0
     unit = 4 * torch.finfo(expected.dtype).eps * largest
     return bool(apart[0] <= _FACTOR * max(apart[1], moved) + unit)

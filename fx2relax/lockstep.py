@@ -31,6 +31,12 @@ log = logging.getLogger("fx2relax")
 
 # A difference keeps what it takes to see it again.
 _KEPT = 3
+_ROUNDED = {
+    torch.ops.aten.round,
+    torch.ops.aten.floor,
+    torch.ops.aten.ceil,
+    torch.ops.aten.trunc,
+}
 _LAST = (0, 3, 1, 2)  # from channels last to channels first
 
 
@@ -232,6 +238,7 @@ class Lockstep:
         index: int,
         got: torch.Tensor,
         expected: torch.Tensor,
+        alone: bool = False,
     ) -> Difference | None:
         error, reason = difference(got, expected)
         allowed = self._tolerance
@@ -239,15 +246,18 @@ class Lockstep:
             allowed = TOLERANCE.get(expected.dtype, TOLERANCE[torch.float32])
         if error <= allowed:
             return None
-        own = self._closed([node.name, *([] if place is None else self._groups[place])])
-        inputs = self._inputs(own)
+        # What a kernel reads that no kernel was judged by may have been rounded otherwise, too.
+        cone = [node] if alone else self._ordered(self._between(node))
         alike = got.shape == expected.shape and got.dtype == expected.dtype
+        steps = any(map(_steps, cone))
         try:
-            if alike and is_rounding(got, expected, inputs, self._again(own, node, index)):
+            again = self._again(cone, node, index)
+            if alike and is_rounding(got, expected, self._inputs(cone), again, steps):
                 return None
-        except Exception as error:  # an operator that takes no inputs but these
-            log.info("%s is not run again: %s: %s", node.name, type(error).__name__, error)
-        return Difference(place, node.name, error, reason, inputs)
+        except Exception as failure:  # an operator that takes no inputs but these
+            log.info("%s is not run again: %s: %s", node.name, type(failure).__name__, failure)
+        own = self._closed([node.name, *([] if place is None else self._groups[place])])
+        return Difference(place, node.name, error, reason, self._inputs(own))
 
     def _blame(self, place: int | None, node: torch.fx.Node) -> bool:
         """Whether a node before this one is wrong that no kernel was judged by; it is noted."""
@@ -283,7 +293,7 @@ class Lockstep:
         leaves = pytree.tree_leaves(self._value(node))
         for index, (got, expected) in enumerate(zip(pytree.tree_leaves(made), leaves, strict=True)):
             if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor):
-                found = self._apart(None, node, index, got, expected)
+                found = self._apart(None, node, index, got, expected, alone=True)
                 if found is not None:
                     self._note(found)
                     self._own[node] = made
@@ -296,6 +306,9 @@ class Lockstep:
         for node in self._nodes:
             if node.target is operator.getitem and node.args[0] in own:
                 own.add(node)
+        return self._ordered(own)
+
+    def _ordered(self, own: set[torch.fx.Node]) -> list[torch.fx.Node]:
         return [node for node in self._nodes if node in own]
 
     def _inputs(self, own: Sequence[torch.fx.Node]) -> dict[str, Any]:
@@ -325,6 +338,14 @@ class Lockstep:
             return made
 
         return run
+
+
+def _steps(node: torch.fx.Node) -> bool:
+    """Whether what a node gives may leap where its inputs hardly move."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    whole = any(not (v.is_floating_point() or v.is_complex()) for v in tensors)
+    return whole or getattr(node.target, "overloadpacket", None) in _ROUNDED
 
 
 def _laid(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -114,6 +114,27 @@ def test_numbers_that_are_no_fractions() -> None:
     assert not is_rounding(torch.tensor([0, 2]), expected, {"x": x}, run)
 
 
+class Bytes(torch.nn.Module):
+    """A product of bytes that are rounded as they come: one of them may be its neighbour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(96, 128) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        whole = (x / scale).round().clamp(-128, 127).to(torch.int8)
+        weight = (self.weight * 100).round().clamp(-128, 127).to(torch.int8)
+        product = torch._int_mm(whole, weight.T)
+        return x.sum(-1, keepdim=True) + product * scale / 100
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_bytes_are_rounded_to_either_side(library: str) -> None:
+    found = fx2relax.check(Bytes(), torch.randn(64, 128), options={"library": library})
+    assert found.right, str(found)
+
+
 def test_numbers_that_are_not_finite() -> None:
     x = torch.tensor([1.0, 4.0])
 
@@ -136,7 +157,7 @@ class Names(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.randn(16, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        before = torch.exp(x @ self.weight)
+        before = torch.tanh(x @ self.weight)
         asked = self.question(before)
         return torch.sin(asked.reshape(-1, 8) * 2).softmax(-1) @ self.weight[:8] + x.sum()
 
