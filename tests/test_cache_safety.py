@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from cache_cases import COMPILE, ENTRY, run
 from cache_cases import own_cache as own_cache
 from cache_cases import store as store
@@ -164,7 +165,8 @@ def test_a_stored_program_outlives_a_full_temporary_folder(store, monkeypatch) -
             b"", {"guards": None, "imported": {}, "calling": 0, "census": {}, "kernels": []}
         ),
     )
-    assert programs._restored(store, "key", None, []) is None
+    graph = torch.fx.symbolic_trace(torch.nn.Identity())
+    assert programs._restored(store, "key", graph, []) is None
     assert store.get("key") is not None
 
 
