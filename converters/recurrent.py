@@ -25,14 +25,15 @@ from .common import (
 from .opaque import T, loops, opaque
 from .recurrent_kernels import (
     Steps,
+    is_one_block,
     lanes,
     packed,
     packing_of,
     padded,
     panel_product,
     row_block,
+    runs_by_rows,
     static,
-    stays_in_cache,
     vector,
 )
 
@@ -132,8 +133,9 @@ def recurrent_layer(
     panels = padded(gates, width) // width
     projected = projection is not None
     p_stride, p_panels = padded(state, width), padded(state, width) // width
-    by_rows = projected or stays_in_cache(gates, state, wide_kind)
+    by_rows = projected or runs_by_rows(batch, gates, state, wide_kind)
     lstm = mode == "lstm"
+    shared = None if is_one_block(batch) else 0
     packing = packing_of(batch_sizes)
 
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
@@ -220,7 +222,7 @@ def recurrent_layer(
                 T.Then(),
             ):
                 gates_of(block * rows, panel)
-            with loops([blocks], parallel=0) as (block,):
+            with loops([blocks], parallel=shared) as (block,):
                 steps.active(s, block * rows, rows, update)
                 steps.active(s, block * rows, rows, finish)
         with loops([batch_]) as (row,):

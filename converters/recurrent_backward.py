@@ -11,14 +11,15 @@ from .common import compute_dtype, converts, dtype, emit, product, relax, reshap
 from .opaque import T, loops, opaque
 from .recurrent_kernels import (
     Steps,
+    is_one_block,
     lanes,
     packed,
     packing_of,
     padded,
     panel_product,
     row_block,
+    runs_by_rows,
     static,
-    stays_in_cache,
     vector,
 )
 
@@ -98,7 +99,8 @@ def recurrent_layer_backward(
     stride, panels = padded(state, width), padded(state, width) // width
     o_stride, o_panels = padded(size, width), padded(size, width) // width
     lstm, projected = mode == "lstm", projection is not None
-    by_rows = projected or stays_in_cache(gates, state, wide_kind)
+    by_rows = projected or runs_by_rows(batch, gates, state, wide_kind)
+    shared = None if is_one_block(batch) else 0
     packing = packing_of(batch_sizes)
 
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
@@ -186,7 +188,7 @@ def recurrent_layer_backward(
         with loops([blocks * rows]) as (row,):
             load(row)
         with loops([steps_]) as (s,):
-            with loops([blocks], parallel=0) as (block,):
+            with loops([blocks], parallel=shared) as (block,):
                 steps.active(s, block * rows, rows, collect)
                 steps.active(s, block * rows, rows, differentiate)
             with (
@@ -195,7 +197,7 @@ def recurrent_layer_backward(
                 T.Then(),
             ):
                 product_of(block * rows, panel)
-            with loops([blocks], parallel=0) as (block,):
+            with loops([blocks], parallel=shared) as (block,):
                 steps.active(s, block * rows, rows, pass_on)
         with loops([batch_]) as (row,):
             unload(row)

@@ -12,6 +12,8 @@ from .opaque import T, local, loops, require, wide
 _VECTOR = {"fx2relax.vector": 1}
 # A weight of more bytes does not stay in a core's cache from one time step to the next.
 _CACHED = 1 << 20
+# Multiplying by a weight of fewer bytes takes less time than handing parts of it to threads.
+_SHARED = 1 << 17
 _ROWS = 4
 
 
@@ -63,9 +65,18 @@ def row_block(batch: Any) -> int:
     return max(-(-batch // max(blocks, 1)), 1)
 
 
-def stays_in_cache(rows: int, columns: int, kind: str) -> bool:
-    """Whether a weight stays in a core's cache from step to step."""
-    return rows * columns * (8 if kind == "float64" else 4) <= _CACHED
+def runs_by_rows(batch: Any, rows: int, columns: int, kind: str) -> bool:
+    """Whether each block of rows runs through all steps alone, or threads share each step.
+
+    `rows` and `columns` are the weight's. Where there is one block, one thread would do it all.
+    """
+    size = rows * columns * (8 if kind == "float64" else 4)
+    return size <= (_SHARED if is_one_block(batch) else _CACHED)
+
+
+def is_one_block(batch: Any) -> bool:
+    """Whether all rows of a batch are computed together."""
+    return isinstance(batch, int) and batch <= _ROWS
 
 
 def vector(count: Any) -> Any:
