@@ -155,7 +155,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     Returns:
         a `relax.VMExecutable`.
     """
-    target, _ = _ready(mod, target)
+    target = _own_options(mod, _ready(target))
     mod = objects.attached(mod)
     if is_cuda(target):
         target, relax_passes = with_host(target), _to_virtual_machine()
@@ -192,7 +192,7 @@ def library_code(
     Raises:
         LinkError: the linker failed.
     """
-    target, alone = _ready(mod, target)
+    target = _ready(target)
     mod = objects.attached(mod)
     if is_cuda(target):
         return (
@@ -202,8 +202,6 @@ def library_code(
         )
     with target:
         mod = _to_virtual_machine()(mod)
-    # LLVM's options belong to the process: with options of its own a module is compiled alone.
-    workers = 1 if alone else workers
     return shared_library(mod, target, NAME if checked else UNCHECKED, workers, checkpoint)
 
 
@@ -225,10 +223,9 @@ def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
     target = as_target(target)
     if is_cuda(target):
         return cuda_code(mod, target, _to_virtual_machine(), link_here)
-    target, alone = _own_options(mod, target)
     with target:
         mod = _to_virtual_machine()(mod)
-    return library_or_objects(mod, target, NAME, workers=2 - alone)
+    return library_or_objects(mod, target, NAME, workers=2)
 
 
 def one_kernel(func: Any, target: Any) -> Any:
@@ -239,23 +236,21 @@ def one_kernel(func: Any, target: Any) -> Any:
     """
     share_threads()
     mod = tvm.IRModule({"main": func})
-    target, _ = _own_options(mod, target)
+    target = _own_options(mod, as_target(target))
     with target:
         return tvm.tirx.build(mod, target, UNCHECKED)
 
 
-def _ready(mod: Any, target: Any) -> tuple[Any, bool]:
-    """The target that a module is compiled for here, and whether it has options of its own."""
+def _ready(target: Any) -> Any:
+    """The target that a module is compiled for here."""
     share_threads()
     native.use()
-    return _own_options(mod, target)
+    return as_target(target)
 
 
-def _own_options(mod: Any, target: Any) -> tuple[Any, bool]:
-    """The target, with options of LLVM's where a module needs them, and whether it does."""
-    alone = holds_masks(mod)
-    target = as_target(target)
-    return without_loop_vectorizer(target) if alone else target, alone
+def _own_options(mod: Any, target: Any) -> Any:
+    """The target, with options of LLVM's where a module needs them."""
+    return without_loop_vectorizer(target) if holds_masks(mod) else target
 
 
 def _with_memory(lowered: Any) -> Any:

@@ -10,19 +10,19 @@ from .tir import NotHandled, Rewriter
 
 
 def holds_masks(mod: Any) -> bool:
-    """Whether a kernel of a lowered module takes a remainder by a power of two.
+    """Whether `has_masks` holds for a kernel of a lowered module."""
+    return any(has_masks(f) for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
+
+
+def has_masks(kernel: Any) -> bool:
+    """Whether a kernel takes a remainder by a power of two.
 
     LLVM 22 makes ``i & 3`` a number of two bits, forgets that it starts over, and reads 16 elements
     in a row for ``x[i & 3]``.
     """
-    kernels = [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
-    return any(_masks(kernel.body) for kernel in kernels)
-
-
-def _masks(body: Any) -> bool:
     search = _Search()
     try:
-        search.stmt(body)
+        search.stmt(kernel.body)
     except NotHandled:
         return True
     return search.found

@@ -1,6 +1,7 @@
 """A program as a shared library: the kernels' object code and the virtual machine's instructions.
 
-Independent kernels are compiled side by side: TVM gives up Python's lock while LLVM works.
+Independent kernels are compiled side by side: TVM gives up Python's lock while LLVM works, and
+meanwhile another thread lowers the next ones.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from fx2relax import objects as own_objects
 from ..runtime.compilers import find_compiler
 from ..runtime.toolchain import compiler_for
 from .llvm_turns import generating
+from .masks import has_masks
+from .target import without_loop_vectorizer
 
 
 class LinkError(RuntimeError):
@@ -194,14 +197,15 @@ def _emit(
     checkpoint: Callable[[], None] = lambda: None,
 ) -> None:
     """Compile a module to object files, and hand these to `link(output, objects)`."""
-    executable, parts = _compiled(mod, target, pipeline)
+    executable, parts = _compiled(mod, target)
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         objects = [str(Path(folder) / f"kernels{n}.o") for n in range(len(parts))]
 
-        def emit(part: Any, path: str) -> None:
+        def emit(part: _Part, path: str) -> None:
             checkpoint()
-            with generating(target):
-                _codegen(part, target).write_to_file(path)
+            kernels = _lowered(part.kernels, part.target, pipeline)
+            with generating(part.target):
+                _codegen(kernels, part.target).write_to_file(path)
 
         if workers > 1 and len(parts) > 1:
             with ThreadPoolExecutor(workers) as pool:
@@ -230,8 +234,16 @@ def _runtime() -> str:
     return str(tvm_ffi.libinfo.find_libtvm_ffi())
 
 
-def _compiled(mod: Any, target: Any, pipeline: str) -> tuple[Any, list[Any]]:
-    """The instructions as an executable without kernels, and the lowered kernels in parts.
+@dataclass(frozen=True)
+class _Part:
+    """Kernels that are compiled together, and the target with the options that they need."""
+
+    kernels: Any
+    target: Any
+
+
+def _compiled(mod: Any, target: Any) -> tuple[Any, list[_Part]]:
+    """The instructions as an executable without kernels, and the kernels in parts.
 
     What is exported is packed beside a module of LLVM's, so that there is one without functions.
     """
@@ -239,7 +251,7 @@ def _compiled(mod: Any, target: Any, pipeline: str) -> tuple[Any, list[Any]]:
     attrs = dict(mod.attrs) if mod.attrs else {}
     left = relax.vm_build._vmcodegen(builder, mod)
     kernels = relax.vm_build._filter_tir(left)
-    parts = [] if kernels is None else _parts(_lowered(kernels, target, pipeline))
+    parts = [] if kernels is None else _parts(kernels, target)
     constants = dict(attrs.get("const_name_to_constant", {}))
     with generating(target):
         empty = _codegen(tvm.IRModule({}), target)
@@ -256,10 +268,19 @@ def _lowered(kernels: Any, target: Any, pipeline: str) -> Any:
         return finalize()(passes(kernels))
 
 
-def _parts(kernels: Any) -> list[Any]:
-    functions = list(kernels.functions.items())
-    count = max(-(-len(functions) // _KERNELS_APART), 1)
-    return [tvm.IRModule(dict(functions[n::count]), attrs=kernels.attrs) for n in range(count)]
+def _parts(kernels: Any, target: Any) -> list[_Part]:
+    """Few kernels at a time, and last those that nothing else is compiled beside."""
+    plain: list[Any] = []
+    masked: list[Any] = []
+    for name, kernel in kernels.functions.items():
+        (masked if has_masks(kernel) else plain).append((name, kernel))
+    found = []
+    for functions, where in (plain, target), (masked, without_loop_vectorizer(target)):
+        count = -(-len(functions) // _KERNELS_APART)
+        for n in range(count):
+            part = tvm.IRModule(dict(functions[n::count]), attrs=kernels.attrs)
+            found.append(_Part(part, where))
+    return found
 
 
 def _codegen(kernels: Any, target: Any) -> Any:
