@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.casting import Statistic
+
 from .common import cast, converts, dtype, emit, ndim, op, reshape, scalar, shape, shape_expr
 from .reductions import full, variance_and_mean, wide
 
@@ -53,7 +55,7 @@ def layer_norm(
         out = op.nn.layer_norm(x, gamma, beta, axes=[d - rank for d in dims], epsilon=eps)
     else:
         out = _scaled(emit(op.multiply(op.subtract(x, mean), rstd)), weight, bias)
-    return tuple(cast(v, kind) for v in (out, mean, rstd))
+    return cast(out, kind), Statistic(mean), Statistic(rstd)
 
 
 @converts(aten._fused_rms_norm.default)

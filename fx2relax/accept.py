@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 import torch.fx
 
-from fx2relax.casting import resized
+from fx2relax.casting import Statistic, cast, resized
 from fx2relax.compat import (
     Expr,
     TensorType,
@@ -30,7 +31,8 @@ def accept(importer: Any, node: Node, result: Any) -> Any:
     """Emit the results of a node's converter.
 
     Raises ImportFailure where one has another dtype or shape than PyTorch gives it; sizes that
-    cannot be compared now are compared when the program runs.
+    cannot be compared now are compared when the program runs. Of several tensors those that no
+    node takes are left out: what eager keeps for a gradient has other sizes on a GPU.
     """
     val = node.meta.get("val")
     if not isinstance(val, (tuple, list)):
@@ -43,8 +45,12 @@ def accept(importer: Any, node: Node, result: Any) -> Any:
             f"the converter of {target_name(node.target)} returned {len(result)} "
             f"values, PyTorch returns {len(val)}, at {source_line(node)}"
         )
+    items = [user.target is operator.getitem for user in node.users]
+    taken = {user.args[1] for user in node.users} if items and all(items) else range(len(val))
     return tuple(
         _accept_one(importer, node, r, v, f"{node.name}_{i}")
+        if i in taken or not isinstance(v, torch.Tensor)
+        else None
         for i, (r, v) in enumerate(zip(result, val, strict=False))
     )
 
@@ -58,6 +64,8 @@ def _accept_one(importer: Any, node: Node, result: Any, val: Any, name: str) -> 
         return result
     expected = symbols.shape(val.shape)
     dtype = held_dtype(val.dtype)
+    if isinstance(result, Statistic):
+        result = cast(result.value, dtype)
     if is_complex(val):
         if not isinstance(result, Complex):
             raise _no_tensor(node, result, "complex")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,17 @@ from fx2relax.compat import (
     tirx,
 )
 
-__all__ = ["cast", "last", "resized", "scalar", "size_tensor", "unshaped"]
+__all__ = ["Statistic", "cast", "last", "resized", "scalar", "size_tensor", "unshaped"]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A result in the dtype that it was computed in, to be rounded to the one that PyTorch gives.
+
+    What eager keeps for a gradient has the input's dtype on a processor; on a GPU, float32.
+    """
+
+    value: Any
 
 
 def cast(value: Any, dtype: str) -> Any:

@@ -251,8 +251,8 @@ def _layers(
             y, *states = _direction(
                 mode,
                 F.linear(x, w_ih, b_ih),
-                h0[k],
-                None if c0 is None else c0[k],
+                h0.select(0, k),
+                None if c0 is None else c0.select(0, k),
                 w_hh,
                 b_hh,
                 rest[-1] if projected else None,

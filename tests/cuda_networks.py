@@ -1,0 +1,99 @@
+"""Graphs of the benchmark networks on a GPU that is not there, without their weights.
+
+PyTorch without CUDA refuses a model of fake tensors on a GPU as soon as Python indexes one of them,
+so that a network is exported from the processor, and its export traced once more on the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import benchmarks_found as benchmarks_found
+import torch
+from benchmarks.cases import NETWORKS
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from fx2relax import decompositions, devices, switches
+from fx2relax.capture import trace
+from fx2relax.capture_inputs import fake_inputs
+from fx2relax.capture_source import GraphSource
+from fx2relax.params import InputSpec
+
+GPU = torch.device("cuda:0")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def gpus_of(arch: int) -> Iterator[None]:
+    """Let PyTorch describe GPUs of a compute capability such as 80 in the body."""
+    properties = SimpleNamespace(shared_memory_per_block=48 << 10, warp_size=32)
+    devices._cuda.cache_clear()
+    with (
+        mock.patch.dict("os.environ", {switches.CUDA: "1"}),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda _: divmod(arch, 10)),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
+    ):
+        yield
+    devices._cuda.cache_clear()
+
+
+def network(name: str, dtype: str, batch: int = 1) -> tuple[Any, list[InputSpec]]:
+    """The functional ATen graph of a benchmark network for inference on a GPU, and its inputs."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        program = torch.export.export(*_built(name, DTYPES[dtype], batch, mode), strict=False)
+    source = _OnGpu(program)
+    assert source.given is not None
+    given = {n: _moved(mode, v) for n, v in source.given.items()}
+    made = fake_inputs(source.gm, None, None, given)
+    captured = trace(source, made, decompositions.asking_table())
+    return captured.gm, captured.specs()
+
+
+def _built(name: str, dtype: torch.dtype, batch: int, mode: FakeTensorMode) -> Any:
+    """A network and its arguments, all of them fake."""
+    try:
+        with mode:
+            model, args = NETWORKS[name].build(batch)
+    except DataDependentOutputException:  # it reads a number out of a tensor that it makes
+        model, args = NETWORKS[name].build(batch)
+    made: dict[Any, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        """The same one for a tied weight."""
+        if tensor not in made:
+            kind = dtype if tensor.is_floating_point() else tensor.dtype
+            with mode:
+                found = torch.empty(tensor.shape, dtype=kind)
+            parameter = isinstance(tensor, torch.nn.Parameter)
+            made[tensor] = torch.nn.Parameter(found, False) if parameter else found
+        return made[tensor]  # type: ignore[no-any-return]
+
+    for module in model.modules():
+        for place in (module._parameters, module._buffers):
+            place.update({k: fake(v) for k, v in place.items() if v is not None})
+    return model, tuple(fake(a) for a in args)
+
+
+def _moved(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    with mode:
+        shape, strides = tensor.shape, tensor.stride()
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=GPU)
+
+
+class _OnGpu(GraphSource):
+    """An exported program with its tensors on a GPU."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__(program)
+        for node in self.gm.graph.nodes:
+            if "device" in node.kwargs:
+                node.update_kwarg("device", GPU)
+
+    def fake(self, mode: FakeTensorMode, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor on the GPU with a weight's own sizes."""
+        return _moved(mode, tensor)
