@@ -14,9 +14,9 @@ from unittest import mock
 
 import benchmarks_found as benchmarks_found
 import torch
-from benchmarks.cases import NETWORKS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from benchmarks.cases import NETWORKS
 from fx2relax import decompositions, devices, switches
 from fx2relax.capture import trace
 from fx2relax.capture_inputs import fake_inputs
@@ -31,11 +31,12 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def gpus_of(arch: int) -> Iterator[None]:
     """Let PyTorch describe GPUs of a compute capability such as 80 in the body."""
     properties = SimpleNamespace(shared_memory_per_block=48 << 10, warp_size=32)
+    capability = divmod(arch, 10)
     devices._cuda.cache_clear()
     with (
         mock.patch.dict("os.environ", {switches.CUDA: "1"}),
-        mock.patch.object(torch.cuda, "get_device_capability", lambda _: divmod(arch, 10)),
-        mock.patch.object(torch.cuda, "get_device_properties", lambda _: properties),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
     ):
         yield
     devices._cuda.cache_clear()
