@@ -46,7 +46,9 @@ def accept(importer: Any, node: Node, result: Any) -> Any:
             f"values, PyTorch returns {len(val)}, at {source_line(node)}"
         )
     items = [user.target is operator.getitem for user in node.users]
-    taken = {user.args[1] for user in node.users} if items and all(items) else range(len(val))
+    taken: Any = range(len(val))
+    if items and all(items):
+        taken = {item.args[1] for item in node.users if item.users}
     return tuple(
         _accept_one(importer, node, r, v, f"{node.name}_{i}")
         if i in taken or not isinstance(v, torch.Tensor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -44,6 +46,21 @@ def specs_of(graph: Any) -> list[InputSpec]:
     """A graph's inputs as the importer takes them."""
     nodes = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return [InputSpec(n.name, "user", n.meta["val"], position=i) for i, n in enumerate(nodes)]
+
+
+@contextlib.contextmanager
+def gpus_of(arch: int) -> Iterator[None]:
+    """Let PyTorch describe GPUs of a compute capability such as 80 in the body."""
+    properties = SimpleNamespace(shared_memory_per_block=48 << 10, warp_size=32)
+    capability = divmod(arch, 10)
+    devices._cuda.cache_clear()
+    with (
+        mock.patch.dict("os.environ", {switches.CUDA: "1"}),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
+    ):
+        yield
+    devices._cuda.cache_clear()
 
 
 @pytest.fixture

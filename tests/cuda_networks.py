@@ -6,18 +6,14 @@ so that a network is exported from the processor, and its export traced once mor
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import benchmarks_found as benchmarks_found
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from benchmarks.cases import NETWORKS
-from fx2relax import decompositions, devices, switches
+from fx2relax import decompositions
 from fx2relax.capture import trace
 from fx2relax.capture_inputs import fake_inputs
 from fx2relax.capture_source import GraphSource
@@ -25,21 +21,6 @@ from fx2relax.params import InputSpec
 
 GPU = torch.device("cuda:0")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@contextlib.contextmanager
-def gpus_of(arch: int) -> Iterator[None]:
-    """Let PyTorch describe GPUs of a compute capability such as 80 in the body."""
-    properties = SimpleNamespace(shared_memory_per_block=48 << 10, warp_size=32)
-    capability = divmod(arch, 10)
-    devices._cuda.cache_clear()
-    with (
-        mock.patch.dict("os.environ", {switches.CUDA: "1"}),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
-        mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
-    ):
-        yield
-    devices._cuda.cache_clear()
 
 
 def network(name: str, dtype: str, batch: int = 1) -> tuple[Any, list[InputSpec]]:

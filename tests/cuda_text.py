@@ -50,7 +50,11 @@ class Text:
 
 def text_of(graph: Any, specs: list[InputSpec], library: str = "torch") -> Text:
     """What a graph on a GPU is compiled to; see `cuda_cases.graph_of`."""
-    draft = programs.draft_of(graph, specs, Options(library=library), False)
+    return text_of_draft(programs.draft_of(graph, specs, Options(library=library), False), library)
+
+
+def text_of_draft(draft: programs.Draft, library: str) -> Text:
+    """What a graph that was imported is compiled to, for the GPU that PyTorch describes now."""
     imported, target = draft.imported, devices.facts(draft.device)
     lifted = imported.num_input < len(imported.params)
     lowered = pipeline.lower(imported.mod, target=target, library=library, lift_weights=lifted)

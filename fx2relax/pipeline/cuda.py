@@ -22,6 +22,7 @@ from .launches import check
 from .legalize import legalize
 from .lift import lift
 from .one_thread import on_one_thread
+from .traps import with_traps
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def lower_for_cuda(mod: Any, target: Any, lift_weights: bool) -> Any:
         mod = fuse(legalize(lift(mod) if lift_weights else mod))
         for name, function in list(mod.functions_items()):
             if isinstance(function, tirx.PrimFunc):
-                mod[name] = _scheduled(name, with_c_names(function), target)
+                mod[name] = _scheduled(name, with_c_names(with_traps(function)), target)
     return mod
 
 

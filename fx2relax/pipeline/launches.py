@@ -79,12 +79,22 @@ def on_device(mod: Any, target: Any) -> tuple[Any, Any, list[Launch]]:
 
 def check(name: Any, function: Any, target: Any) -> None:
     """Raise `NoLaunch` where a GPU cannot run a kernel; what TVM raises of it, too."""
-    device, _, launches = on_device(tvm.IRModule({name: function}), target)
-    if device is not None:
-        codegen_build(device, target)
+    device, host, launches = on_device(tvm.IRModule({name: function}), target)
+    if device is None or _touches_memory(host):
+        raise NoLaunch(f"{name.name_hint} does some of its work without a thread")
+    codegen_build(device, target)
     for launch in launches:
         for fault in launch.faults():
             raise NoLaunch(fault)
+
+
+def _touches_memory(host: Any) -> bool:
+    """Whether what launches kernels reads or writes an element of a tensor itself."""
+    found: list[Any] = []
+    for _, function in host.functions_items():
+        nodes = (tirx.BufferStore, tvm.ir.TensorLoad)
+        tvm_ffi.structural_walk(function.body, (nodes, found.append))
+    return bool(found)
 
 
 def _launches(host: Any, device: Any) -> Iterator[Launch]:

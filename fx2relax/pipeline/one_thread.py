@@ -15,33 +15,34 @@ _SBlock, _Realize = s_tir.stmt.SBlock, s_tir.stmt.SBlockRealize
 def on_one_thread(function: Any) -> Any:
     """A kernel whose statements one thread runs in their order.
 
-    Each of its outermost statements is a launch, so that what one writes for the next has memory
-    that is allocated between them. What one statement alone uses is the thread's own.
+    Where one outermost statement writes what another reads, each is a launch, so that this has
+    memory of the GPU, which is allocated around them. All other memory is the thread's own.
 
     Args:
         function: without a schedule.
     """
     function = tvm_ffi.structural_map(function, (tirx.For, _serial))
-    whole = function.body
+    whole, between = function.body, list[Any]()
     if isinstance(whole, _Realize):
         root = whole.block
         parts = [*root.body] if isinstance(root.body, tirx.SeqStmt) else [root.body]
+        between = _shared(root.alloc_buffers, parts)
+        launches = [_launched(p) for p in parts] if between else [_launched(root.body)]
         block = _SBlock(
             root.iter_vars,
             root.reads,
             root.writes,
             root.name_hint,
-            _in_order([_launched(part) for part in parts]),
+            launches[0] if len(launches) == 1 else tirx.SeqStmt(launches),
             root.init,
             root.alloc_buffers,
             root.match_buffers,
             root.annotations,
         )
-        whole = _Realize(whole.iter_values, whole.predicate, block)
-        made = _with_own_memory(function.with_body(whole), root.alloc_buffers, parts)
+        made = function.with_body(_Realize(whole.iter_values, whole.predicate, block))
     else:
         made = function.with_body(_launched(whole))
-    return made.with_attr("tirx.is_scheduled", True)
+    return _with_own_memory(made, set(between)).with_attr("tirx.is_scheduled", True)
 
 
 def _serial(loop: Any) -> Any:
@@ -50,10 +51,6 @@ def _serial(loop: Any) -> Any:
         return loop
     kind = tirx.ForKind.SERIAL
     return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, step=loop.step)
-
-
-def _in_order(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else tirx.SeqStmt(list(parts))
 
 
 def _launched(body: Any) -> Any:
@@ -65,17 +62,30 @@ def _launched(body: Any) -> Any:
     return body
 
 
-def _with_own_memory(function: Any, buffers: Sequence[Any], parts: Sequence[Any]) -> Any:
-    """The kernel with those of its buffers in a thread's memory that one part alone uses."""
+def _shared(buffers: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+    """Those of a kernel's buffers that several of its statements use."""
     uses: Counter[Any] = Counter()
     for part in parts:
         used: set[Any] = set()
         tvm_ffi.structural_walk(part, (tirx.Var, used.add))
         uses.update(used)
+    return [buffer for buffer in buffers if uses[buffer] > 1]
+
+
+def _with_own_memory(function: Any, shared: set[Any]) -> Any:
+    """The kernel with the buffers that it allocates, but those given, in a thread's memory."""
+    made: list[Any] = []
+    tvm_ffi.structural_walk(
+        function.body,
+        [
+            (_SBlock, lambda block: made.extend(block.alloc_buffers)),
+            (tirx.AllocBuffer, lambda node: made.append(node.buffer)),
+        ],
+    )
     own = {
         buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope="local")
-        for buffer in buffers
-        if uses[buffer] < 2 and buffer.scope() in ("", "global")
+        for buffer in made
+        if buffer not in shared and buffer.scope() in ("", "global")
     }
     if not own:
         return function
