@@ -37,6 +37,7 @@ from fx2relax.errors import (
     source_line,
     target_name,
 )
+from fx2relax.folded import Value, folded
 from fx2relax.imported import Imported
 from fx2relax.layouts import inverse
 from fx2relax.outputs import arrange
@@ -69,6 +70,7 @@ class Importer:
         output_strides: bool = False,
         halves: bool = False,
         single: bool = False,
+        fold: bool = False,
         builder: BlockBuilder | None = None,
         io: bool = False,
     ) -> None:
@@ -81,6 +83,8 @@ class Importer:
         self.output_strides = output_strides
         self.halves = halves
         self.single = single
+        self.fold = fold
+        self.folded: dict[Node, Value] = {}
         self.nested = builder is not None
         builders_apart()
         self.builder = builder or BlockBuilder()
@@ -99,6 +103,8 @@ class Importer:
         nodes = list(self.graph_module.graph.nodes)
         self._refuse_missing(nodes)
         self._lift_constants(nodes)
+        if self.fold:
+            self.folded = folded(nodes)
         self.choices.prepare(nodes)
         params, num_input = in_relax_order(self.inputs)
         variables = {id(spec): self.param(spec) for spec in params}
@@ -272,6 +278,10 @@ class Importer:
             self.env[node] = self._getitem(node)
             return
         self.nodes += 1
+        if node in self.folded:
+            self.converted += 1
+            self.env[node] = pytree.tree_map(constant, self.folded[node])
+            return
         try:
             self.scalars.locate(node, self._argument)
             self.env[node] = self._convert(node)

@@ -274,6 +274,7 @@ def draft_of(
             library="none" if options.library == "none" else "torch",
             output_strides=True,
             halves=True,
+            fold=True,
         )
     stages.note("drafted", imported=imported)
     # Work on numbers alone is compiled while a graph is imported.

@@ -41,6 +41,7 @@ def tell(importer: Any, mod: Any, nodes: Sequence[torch.fx.Node]) -> Any:
         results=results,
         graph=importer.graph_module,
         torch_calls=importer.calls.made,
+        folded={node.name for node in importer.folded},
         declined=[(node.name, reason) for node, reason in importer.declined],
     )
     return mod

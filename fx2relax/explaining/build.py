@@ -146,6 +146,8 @@ def _node(
     for declined, reason in notes.imported["declined"]:
         if declined == node.name:
             found.how, found.why = "torch", reason or "it has no converter"
+    if node.name in notes.imported["folded"]:
+        found.how, found.why = "nothing", "always the same: computed while the graph was compiled"
     found.relax = operators.get(node.name, [])
     return found
 
@@ -183,7 +185,7 @@ def _how(site: Site, calls: dict[str, Any]) -> str:
 def _ways(graph: Graph, trail: Trail) -> None:
     """How each node is computed, by what computes it."""
     for node in graph.nodes:
-        if node.how == "torch":
+        if node.how != "generated":
             continue
         if node.kernels:
             kinds = {graph.kernels[place].how for place in node.kernels}

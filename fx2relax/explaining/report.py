@@ -39,7 +39,7 @@ class Node:
         shape: of what it makes, as text with its dtype.
         relax: the Relax operators that it was imported as.
         how: "generated", "library", "torch", "weights" (done once, on weights alone) or "nothing"
-            (it names what is there already).
+            (it names what is there already, or never changes).
         why: why it runs in PyTorch, or why there is nothing to do.
         kernels: the numbers of the kernels that compute it.
         operations: floating-point operations.
