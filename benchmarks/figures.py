@@ -149,13 +149,14 @@ def _compile(groups: Sequence[Group], field: str, what: str, goal: float) -> Fig
     return Figure(name, value, f"at most {goal:.2f}", a / b <= goal)
 
 
-def _memory(groups: Sequence[Group]) -> Figure:
+def _memory(groups: Sequence[Group], kind: str, what: str) -> Figure:
+    """The largest resident memory of a process, of `Cell.memory`'s `kind`."""
     found = []
     for group in groups:
         ours, other = right(group, OURS), right(group, "inductor")
-        if ours and other and ours.memory.get("peak") and other.memory.get("peak"):
-            found.append((ours.memory["peak"] / other.memory["peak"], group))
-    what, goal = "peak memory, of inductor's", f"at most {MEMORY:g}"
+        if ours and other and ours.memory.get(kind) and other.memory.get(kind):
+            found.append((ours.memory[kind] / other.memory[kind], group))
+    what, goal = f"peak memory{what}, of inductor's", f"at most {MEMORY:g}"
     if not found:
         return Figure(what, "no cell with both", goal)
     worst, where = max(found, key=lambda pair: pair[0])
@@ -188,7 +189,8 @@ def summary(results: Results) -> list[Figure]:
             if "inductor" in present:
                 found.append(_compile(groups, "cold_s", "cold", COLD))
                 found.append(_compile(groups, "warm_s", "warm", WARM))
-                found.append(_memory(groups))
+                found.append(_memory(groups, "cold_peak", " of a first process"))
+                found.append(_memory(groups, "peak", ""))
             optioned = [side for side in present if side.startswith(f"{OURS} ")]
             found += [_optioned(groups, side) for side in optioned]
     return found

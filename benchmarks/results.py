@@ -35,7 +35,7 @@ class Cell:
         memory: in MB: ``imported``, ``loaded`` and ``held``, held after the imports, with the
             model, and after the calls; ``peak``, resident at most after loading, and before it
             ``load_peak``; ``weights``; ``children_peak``, the largest process started; and
-            ``cold_peak``, the peak of the cold process.
+            ``cold_peak``, that of the cold process.
         import_s: seconds to import the side's libraries.
         notes: what the side left to PyTorch, and our backend's counters.
     """

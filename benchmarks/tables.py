@@ -116,7 +116,8 @@ def _memory(results: Results) -> Callable[[Group, str, Cell], str]:
         kept = cell.memory
         if "peak" not in kept or "held" not in kept:
             return ""
-        text = f"{kept['peak']:.0f} / {kept['held']:.0f}"
+        first = f"{kept['cold_peak']:.0f}" if "cold_peak" in kept else "-"
+        text = f"{first} / {kept['peak']:.0f} / {kept['held']:.0f}"
         # Of small weights the rest of the process would drown the figure.
         if kept["weights"] >= 20 and side in results.first_use:
             own = kept["held"] - results.first_use[side]["held"]
@@ -139,8 +140,9 @@ def tables(results: Results) -> list[Table]:
         _by_side(
             results,
             "Memory",
-            "MB: resident at most / held after the calls, without files; in brackets what is held "
-            "beyond the side's hold for a trivial program, in copies of the weights",
+            "MB: resident at most in a process with empty caches / in a second one / held by that "
+            "after the calls, without files; in brackets what is held beyond the side's hold for a "
+            "trivial program, in copies of the weights",
             _memory(results),
         ),
     ]

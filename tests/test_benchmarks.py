@@ -224,6 +224,7 @@ def test_a_worker_that_hangs_is_ended(tmp_path):
 
 def _cell(ms: float, **more: object) -> Cell:
     kept = {"imported": 300.0, "loaded": 400.0, "peak": 100 * ms, "held": 90 * ms, "weights": 40.0}
+    kept["cold_peak"] = 100.0
     given = {"ms": ms, "rounds": [ms, ms, 1.1 * ms, ms], "cold_s": 9 * ms, "warm_s": ms, **more}
     return Cell(memory=kept, relative=0.0, **given)
 
@@ -267,6 +268,8 @@ def test_figures(fixed):
     assert found["networks, bfloat16 autocast, against inductor"].met is False
     assert found["cold compile, of inductor's"].value == "0.67 (54.0 s of 81.0 s); 2 cells"
     assert found["peak memory, of inductor's"].value == "mean 1.00; most 2.00, mlp b1 t2; 2 cells"
+    first = found["peak memory of a first process, of inductor's"]
+    assert (first.value, first.met) == ("mean 1.00; most 1.00, bert b1 t2; 2 cells", True)
     assert found["relax library=none, time of relax's"].met is True
 
 
@@ -284,7 +287,7 @@ def test_tables_and_plots_from_a_file(fixed, tmp_path):
     assert "python -m benchmarks --quick" in text
     assert "| bert | 1 | 4.00 | 2.00 | - |\n| mlp | 1 | 2.00 | 0.50 | - |" in text
     assert "| geometric mean |  | 2.83 | 1.00 | - |" in text
-    assert "| inference | bert | 1 | 2 | 1600 / 1440 | 800 / 720 (13.0w) |" in text
+    assert "| inference | bert | 1 | 2 | 100 / 1600 / 1440 | 100 / 800 / 720 (13.0w) |" in text
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == {
         "latency-networks",
