@@ -34,6 +34,10 @@ _GENERATED = frozenset(f"aten::{name}" for name in (*_REDUCTIONS, *_CREATION, *_
 _CHECKED = frozenset(
     f"aten::{name}" for name in ("pow", "div", "floor_divide", "remainder", "fmod", "gcd", "lcm")
 )
+# Pointwise, and loops here that are written for a processor; so is what begins with "special_".
+_LOOPS = frozenset(
+    f"aten::{name}" for name in ("digamma", "erfinv", "i0", "igamma", "igammac", "polygamma")
+)
 # On a GPU alone, so that no converter knows them.
 _OF_CUDA = frozenset(
     f"aten::{name}"
@@ -69,6 +73,8 @@ def runs_in_torch(node: torch.fx.Node, converted: bool) -> bool:
     if not converted:
         return schema.name in _OF_CUDA
     if schema.name in _CHECKED and not _floating(node):
+        return True
+    if schema.name in _LOOPS or schema.name.startswith("aten::special_"):
         return True
     if target.namespace in ("prims", "quantized_decomposed"):
         return False

@@ -17,8 +17,8 @@ from tvm.s_tir import dlight
 
 from fx2relax import devices
 from fx2relax.pipeline import cuda
+from fx2relax.pipeline.as_written import as_written
 from fx2relax.pipeline.launches import Launch, NoLaunch, check
-from fx2relax.pipeline.one_thread import on_one_thread
 
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
 LONG = torch.int64
@@ -168,7 +168,16 @@ def test_a_schedule_that_no_gpu_launches_is_left(monkeypatch: pytest.MonkeyPatch
         check(name, cuda._scheduled(name, function, target), target)
 
 
-def test_what_no_schedule_takes_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parallel_loop_that_no_schedule_takes_is_shared_among_threads() -> None:
+    with gpus_of(80):
+        graph = graph_of(torch.digamma, (200, 200))
+        text = text_of(graph, specs_of(graph), "none")
+    (launch,) = (launch for launch in text.launches if launch.kernel == "digamma_kernel")
+    assert launch.extents == {"blockIdx.x": 157, "threadIdx.x": 256}
+    assert "< 40000" in text.kernels["digamma_kernel"]
+
+
+def test_what_no_schedule_takes_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     name, function, target = _doubled()
     with target:
         with pytest.raises(NoLaunch, match="without a thread"):
@@ -176,5 +185,5 @@ def test_what_no_schedule_takes_runs_on_one_thread(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(dlight, "ApplyDefaultSchedule", lambda rule: 1 // 0)
         made = cuda._scheduled(name, function, target)
         check(name, made, target)
-    assert made.script() == on_one_thread(function).script()
+    assert made.script() == as_written(function).script()
     assert made.script().count('thread="threadIdx.x"') == 2, "a launch for each step"

@@ -122,6 +122,8 @@ def test_what_runs_in_pytorch_on_a_gpu() -> None:
     assert _calls(lambda x, i: x.index_add(0, i, x), square, long) == ["index_add"]
     assert _calls(torch.linalg.cholesky, square)[0] == "linalg_cholesky_ex"
     assert _calls(lambda i: i // i, long) == ["floor_divide"]
+    found = _calls(lambda x: x.digamma() + torch.special.ndtri(x), square)
+    assert found == ["digamma", "special_ndtri"]
     heads = (1, 2, 4, 8)
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
     found = _calls(lambda q, k, v: attend(q, k, v, None, False)[0] + 1, heads, heads, heads)

@@ -16,12 +16,12 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from .as_written import as_written
 from .c_names import with_c_names
 from .fuse import fuse
 from .launches import check
 from .legalize import legalize
 from .lift import lift
-from .one_thread import on_one_thread
 from .traps import with_traps
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def _scheduled(name: Any, function: Any, target: Any) -> Any:
             _log.info("%s does not take %s: %s", type(rule).__name__, name.name_hint, error)
             continue
         return done
-    return on_one_thread(function)
+    return as_written(function)
 
 
 def _without_tensor_cores(target: Any) -> Any:
