@@ -22,6 +22,7 @@ from fx2relax.options import Options
 from fx2relax.params import InputSpec
 from fx2relax.pipeline.cuda import with_host
 from fx2relax.pipeline.launches import Launch, on_device
+from fx2relax.pipeline.precise import precise_sources
 
 NVCC = shutil.which("nvcc")
 _KERNEL = re.compile(r'^extern "C" __global__ .*?\b(\w+_kernel\w*)\(.*\) \{$', re.MULTILINE)
@@ -70,7 +71,7 @@ def text_of_kernels(ready: Any, target: Any) -> Text:
     device, _, launches = on_device(tvm.IRModule(functions), target)
     if device is None:
         return Text("", {}, [])
-    with target:
+    with target, precise_sources():
         source = codegen_build(device, target).inspect_source()
     return Text(*_parts(source), launches)
 
@@ -151,7 +152,7 @@ class Translator:
             path = Path(folder) / "kernels.cu"
             path.write_text(source)
             command = [
-                *("nvcc", f"-arch=sm_{arch}", "-cubin", "--resource-usage"),
+                *("nvcc", f"-arch=sm_{arch}", "-cubin", "--use_fast_math", "--resource-usage"),
                 *("-o", str(path.with_suffix(".cubin")), str(path)),
             ]
             done = subprocess.run(command, capture_output=True, text=True)

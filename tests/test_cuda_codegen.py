@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,22 @@ def test_nvcc_translates_a_kernel(arch: int, part: int, tmp_path: Path) -> None:
         made = translate(text, arch)
         assert made.keys() == text.kernels.keys()
         assert {kernel: m.error for kernel, m in made.items() if m.error} == {}
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs CUDA's compiler")
+def test_fast_math_does_not_reach_elementary_functions(tmp_path: Path) -> None:
+    """TVM compiles with it."""
+    with gpus_of(90):
+        graph = graph_of(lambda x: x.sin() + x.tanh() + x.log() + x**2.5, (40,))
+        text = text_of(graph, specs_of(graph))
+    source, made = tmp_path / "kernels.cu", tmp_path / "kernels.ptx"
+    assert NVCC is not None
+    for head, fast in ((text.head, False), (text.head.split("#ifdef __CUDACC__\n")[0], True)):
+        source.write_text("\n".join([head, *text.kernels.values()]))
+        command = [NVCC, "-arch=sm_90", "-ptx", "--use_fast_math", "-o", str(made), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+        approximate = [name for name in ("sin", "tanh") if f"{name}.approx" in made.read_text()]
+        assert approximate == (["sin", "tanh"] if fast else [])
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs CUDA's compiler")

@@ -36,6 +36,7 @@ from .llvm_turns import generating
 from .masks import holds_masks
 from .own_names import with_names_apart
 from .packing import pack
+from .precise import precise_sources
 from .products import use_contractions
 from .relaid import use_channels_last
 from .shared import Unlinked, library_or_objects, link_here, linker, shared_library
@@ -159,7 +160,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     mod = objects.attached(mod)
     if is_cuda(target):
         target, relax_passes = with_host(target), _to_virtual_machine()
-        with target:
+        with target, precise_sources():
             return relax.build(
                 in_torch(mod), target, relax_pipeline=relax_passes, tir_pipeline="default"
             )

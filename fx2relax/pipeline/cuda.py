@@ -22,6 +22,7 @@ from .fuse import fuse
 from .launches import check
 from .legalize import legalize
 from .lift import lift
+from .precise import precise_sources
 from .traps import with_traps
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def cuda_code(mod: Any, target: Any, to_virtual_machine: Any, link: Any) -> byte
         the bytes of a shared library that holds the kernels as well.
     """
     target = with_host(target)
-    with target:
+    with target, precise_sources():
         executable = relax.build(
             mod, target, relax_pipeline=to_virtual_machine, tir_pipeline="default"
         )
