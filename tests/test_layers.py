@@ -39,6 +39,7 @@ LAYERS = [
             "accept",
             "calling",
             "control_flow",
+            "folded",
             "graph_key",
             "imported",
             "outputs",
