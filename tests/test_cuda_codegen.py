@@ -194,6 +194,20 @@ def test_a_parallel_loop_that_no_schedule_takes_is_shared_among_threads() -> Non
     assert "< (int64_t)40001)" in text.kernels["digamma_kernel"]
 
 
+def test_what_stands_before_a_parallel_loop_is_a_launch_of_its_own() -> None:
+    with gpus_of(80):
+        graph = graph_of(_bags, (600, LONG), (300, LONG), (20, 64))
+        text = text_of(graph, specs_of(graph), "none")
+    found = [n.extents for n in text.launches if n.kernel.startswith("embedding_bag")]
+    assert found == [
+        {"blockIdx.x": 1, "threadIdx.x": 1},
+        {"blockIdx.x": 2, "threadIdx.x": 256},
+    ]
+    first, second = (text.kernels[f"embedding_bag_kernel{n}"] for n in ("", "_1"))
+    assert "__trap" in first
+    assert "__trap" not in second
+
+
 def test_what_no_schedule_takes_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     name, function, target = _doubled()
     with target:

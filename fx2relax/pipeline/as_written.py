@@ -57,8 +57,6 @@ def _launched(parts: Sequence[Any], between: Sequence[Any]) -> Any:
         parts: the statements.
         between: buffers that one launch may write for the next. Others last for a statement.
     """
-    made = [node.buffer for node in parts if isinstance(node, tirx.AllocBuffer)]
-    last = {buffer: max(i for i, p in enumerate(parts) if buffer in _vars(p)) for buffer in made}
     launches: list[list[Any]] = []
     open_until = -1
     for index, part in enumerate(parts):
@@ -69,13 +67,21 @@ def _launched(parts: Sequence[Any], between: Sequence[Any]) -> Any:
             before.append(part)
         else:
             launches.append([part])
-        if isinstance(part, tirx.AllocBuffer):
-            open_until = max(open_until, last[part.buffer])
+        made = _defined(part)
+        uses = [i for i, later in enumerate(parts) if made is not None and made in _vars(later)]
+        open_until = max(open_until, *uses, index)
     found = [
         _over_threads(ps[0]) if len(ps) == 1 and _is_parallel(ps[0]) else _on_one(_sequence(ps))
         for ps in launches
     ]
     return _sequence(found)
+
+
+def _defined(part: Any) -> Any:
+    """The variable that a statement makes for those after it, or None."""
+    if isinstance(part, (tirx.AllocBuffer, tirx.DeclBuffer)):
+        return part.buffer
+    return part.var if isinstance(part, tirx.Bind) else None
 
 
 def _sequence(parts: Sequence[Any]) -> Any:
