@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fx2relax.compat import IRBuilder, const_int, relax
+from fx2relax.elements import Elements
 
 from .common import (
     Unsupported,
@@ -94,7 +95,7 @@ class Matrix:
 def scratch(rows: Any, columns: Any, kind: str) -> Matrix:
     """A matrix that one turn of a loop has to itself; at least one element."""
     sizes = [max(s, 1) if isinstance(s, int) else tirx.max(s, wide(1)) for s in (rows, columns)]
-    buffer = T.buffer_proxy(T.alloc_buffer([wide(s) for s in sizes], kind, scope="global"))
+    buffer = Elements(T.alloc_buffer([wide(s) for s in sizes], kind, scope="global"))
     matrix = Matrix(buffer)
     matrix.rows, matrix.columns = rows, columns
     return matrix
@@ -155,7 +156,7 @@ def matrix_kernel(
         def statements(ins: Any, outs: Any) -> Any:
             with IRBuilder() as builder:
                 with T.attr(0, "fx2relax", "statements"):
-                    ins, outs = ([T.buffer_proxy(x) for x in group] for group in (ins, outs))
+                    ins, outs = ([Elements(x) for x in group] for group in (ins, outs))
                     if before is not None:
                         before(ins)
                     shared = 0 if many != 1 and is_large(product(sizes[0])) else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from fx2relax.bounds import wide
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .common import product, reshape, shape, te, te_call
 
@@ -45,9 +46,7 @@ def opaque(
         def statements(ins: Any, outs: Any) -> Any:
             with IRBuilder() as builder:
                 with T.attr(0, "fx2relax", "statements"):
-                    body(
-                        [T.buffer_proxy(b) for b in ins], [T.buffer_proxy(b) for b in outs], numbers
-                    )
+                    body([Elements(b) for b in ins], [Elements(b) for b in outs], numbers)
                 return builder.get().body
 
         return te.extern(
@@ -97,7 +96,7 @@ def is_large(count: Any) -> bool:
 def local(dtype: str, count: int = 1) -> Any:
     """A few elements that one turn of a loop has to itself, on the stack."""
     # TVM puts small memory of this scope on the stack, and "local" on the heap.
-    return T.buffer_proxy(T.alloc_buffer((count,), dtype, scope="global"))
+    return Elements(T.alloc_buffer((count,), dtype, scope="global"))
 
 
 def require(condition: Any, message: str, kind: str = "RuntimeError") -> None:

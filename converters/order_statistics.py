@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .common import (
     cast,
@@ -123,12 +124,12 @@ def _te_mode(values: Any, order: Any, axis: int) -> Any:
 
     def body(ins: Any, outs: Any) -> Any:
         with IRBuilder() as builder:
-            data, indices = (T.buffer_proxy(b) for b in ins)
-            mode, index = (T.buffer_proxy(b) for b in outs)
+            data, indices = (Elements(b) for b in ins)
+            mode, index = (Elements(b) for b in outs)
             with T.parallel(0, before * after) as row:
                 start = row // after * length * after + row % after
-                run = T.buffer_proxy(T.decl_buffer([1], "int64", scope="local"))
-                best = T.buffer_proxy(T.decl_buffer([1], "int64", scope="local"))
+                run = Elements(T.decl_buffer([1], "int64", scope="local"))
+                best = Elements(T.decl_buffer([1], "int64", scope="local"))
                 run[0] = best[0] = tirx.const(0, "int64")
                 with T.serial(0, length) as k:
                     here = start + k * after

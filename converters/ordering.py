@@ -12,6 +12,7 @@ import torch
 
 from fx2relax import dtypes
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .common import (
     Unsupported,
@@ -118,13 +119,13 @@ def _te_search(sequence: Any, values: Any, right: bool, kind: str) -> Any:
 
     def body(sequence_buffer: Any, values_buffer: Any, result_buffer: Any) -> Any:
         with IRBuilder() as builder:
-            ordered = T.buffer_proxy(sequence_buffer)
-            wanted = T.buffer_proxy(values_buffer)
-            result = T.buffer_proxy(result_buffer)
+            ordered = Elements(sequence_buffer)
+            wanted = Elements(values_buffer)
+            result = Elements(result_buffer)
             with T.parallel(0, product(values.shape)) as i:
                 row = 0 if len(sequence.shape) == 1 else i // values.shape[-1] * length
-                low = T.buffer_proxy(T.decl_buffer([1], "int64", scope="local"))
-                high = T.buffer_proxy(T.decl_buffer([1], "int64", scope="local"))
+                low = Elements(T.decl_buffer([1], "int64", scope="local"))
+                high = Elements(T.decl_buffer([1], "int64", scope="local"))
                 low[0], high[0] = tirx.const(0, "int64"), tirx.Cast("int64", length)
                 with T.While(low[0] < high[0]):
                     middle = low[0] + ((high[0] - low[0]) >> tirx.const(1, "int64"))

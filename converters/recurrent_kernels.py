@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fx2relax.elements import Elements
+
 from .common import Unsupported, compute_dtype, dtype, op, shape, te, te_call, tirx
 from .opaque import T, local, loops, require, wide
 
@@ -93,7 +95,7 @@ def panel_product(
     """
     kind = str(right.dtype)
     width = lanes(kind)
-    sums = T.buffer_proxy(T.alloc_buffer((rows * width,), kind, scope="local"))
+    sums = Elements(T.alloc_buffer((rows * width,), kind, scope="local"))
 
     def each(body: Callable[[Any, Any], None]) -> None:
         with T.unroll(0, rows) as r, T.vectorized(0, width) as lane:

@@ -9,6 +9,7 @@ import torch
 
 from fx2relax import dtypes
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .common import (
     cast,
@@ -55,13 +56,11 @@ def _te_scan(
 
     def body(source: Any, results: Sequence[Any]) -> Any:
         with IRBuilder() as builder:
-            data = T.buffer_proxy(source)
-            outs = [T.buffer_proxy(r) for r in results]
+            data = Elements(source)
+            outs = [Elements(r) for r in results]
             with T.parallel(0, before * after) as row:
                 start = (row // after) * length * after + row % after
-                state = [
-                    T.buffer_proxy(T.decl_buffer([1], kind, scope="local")) for kind, _ in carried
-                ]
+                state = [Elements(T.decl_buffer([1], kind, scope="local")) for kind, _ in carried]
                 for variable, (_, first) in zip(state, carried, strict=True):
                     variable[0] = first
                 with T.serial(0, length) as k:
@@ -69,8 +68,7 @@ def _te_scan(
                     values = step([s[0] for s in state], data[at], k)
                     # All are computed before any is stored.
                     fresh = [
-                        T.buffer_proxy(T.decl_buffer([1], kind, scope="local"))
-                        for kind, _ in carried
+                        Elements(T.decl_buffer([1], kind, scope="local")) for kind, _ in carried
                     ]
                     for new, value in zip(fresh, values, strict=True):
                         new[0] = value

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import te, tirx
 
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .loops import worth
 from .nests import INDEX, number
@@ -91,7 +92,7 @@ def product(
     def statements(given: Any, made: Any) -> Any:
         with IRBuilder() as builder:
             with T.attr(0, "fx2relax", "statements"):
-                body(*(T.buffer_proxy(b) for b in (*given, *made)))
+                body(*(Elements(b) for b in (*given, *made)))
             return builder.get().body
 
     operands = [x, weight, *by]
@@ -120,7 +121,7 @@ def _places(values: Sequence[Any]) -> list[Any]:
 
 
 def _local(kind: str, count: int) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((count,), kind, scope="global"))
+    return Elements(T.alloc_buffer((count,), kind, scope="global"))
 
 
 def _ramp(first: Any) -> Any:

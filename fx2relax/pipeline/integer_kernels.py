@@ -16,6 +16,7 @@ import tvm
 from tvm import te, tirx
 
 from fx2relax.compat import IRBuilder, T
+from fx2relax.elements import Elements
 
 from .loops import worth
 from .nests import INDEX, number
@@ -333,14 +334,14 @@ def _statements(name: str, body: Any, ins: Sequence[Any], shape: Sequence[Any], 
     def statements(given: Any, made: Any) -> Any:
         with IRBuilder() as builder:
             with T.attr(0, "fx2relax", "statements"):
-                body(*(T.buffer_proxy(b) for b in (*given, *made)))
+                body(*(Elements(b) for b in (*given, *made)))
             return builder.get().body
 
     return te.extern([tuple(shape)], list(ins), statements, dtype=[kind], name=name)
 
 
 def _local(kind: str, count: int) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((count,), kind, scope="global"))
+    return Elements(T.alloc_buffer((count,), kind, scope="global"))
 
 
 def _ramp(first: Any, lanes: int) -> Any:
