@@ -12,7 +12,7 @@ class Elements:
 
     TVM's own `buffer_proxy` first asks an index whether it can be iterated. An expression says no
     by an error in C++, whose stack trace takes the names of all functions of the process: half a
-    second and 100 MB, the first time.
+    second and 50 MB, the first time.
 
     Args:
         buffer: to be indexed by an expression for each axis, or by one in the order of memory.

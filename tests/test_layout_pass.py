@@ -342,3 +342,29 @@ def test_the_cheapest_labels(seed):
     ones, total = labels.cheapest()
     assert total == pytest.approx(best)
     assert cost(ones) == pytest.approx(best)
+
+
+class Mixed(nn.Module):
+    """Layers with channels last between convolutions, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(8, 16), conv(16, 16, 7, groups=16)
+        self.norm, self.wide, self.narrow = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+        self.scale = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.norm(self.second(x).permute(0, 2, 3, 1))
+        y = self.scale * self.narrow(F.gelu(self.wide(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_kernels_of_both_layouts_fuse(library: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Mixed().eval(), torch.randn(1, 8, 14, 14)
+    with caplog.at_level("INFO", "fx2relax.pipeline.fuse"), torch.no_grad():
+        options = {"library": library, "cache": False}
+        got = torch.compile(model, backend="relax", options=options)(x)
+    torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
+    assert not caplog.messages

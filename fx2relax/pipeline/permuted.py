@@ -77,7 +77,8 @@ def _laid_out(buffer: Any) -> bool:
 
 def _like(buffer: Any, order: Order) -> Any:
     shape = [buffer.shape[axis] for axis in order]
-    return tirx.decl_buffer(shape, buffer.dtype, buffer.name)
+    # TVM fuses kernels whose buffers are equal, and those of its own have no such layout.
+    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, layout=None)
 
 
 class _Permuter(Rewriter):
