@@ -339,7 +339,8 @@ class _Compiler:
             path,
         )
         _count_eager(graph, seconds)
-        return torch.fx.Interpreter(graph).run
+        # An interpreter holds the values of the call that it runs: each call has one of its own.
+        return lambda *arguments: torch.fx.Interpreter(graph).run(*arguments)
 
 
 def plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:

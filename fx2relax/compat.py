@@ -58,7 +58,6 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Var",
-    "builders_apart",
     "const_int",
     "const_number",
     "cpu_features",
@@ -78,6 +77,7 @@ __all__ = [
     "shape_expr",
     "shape_values",
     "te",
+    "threads_apart",
     "tirx",
     "topi",
     "tvm",
@@ -110,16 +110,44 @@ class _Stack(threading.local):
         return self._items[index]
 
 
-@functools.cache
-def builders_apart() -> None:
-    """Give each thread builders of its own; done once.
+class _Tags(threading.local):
+    """The tag that a thread's operators are being given; in place of `TagScope`'s own methods."""
 
-    TVM has one list, for all threads, of the builders that functions are being made with: two
-    threads that import at once would take each other's builder for their own.
+    scope: Any = None
+
+    def get_current(self) -> Any:
+        if self.scope is not None:
+            self.scope.accessed = True
+        return self.scope
+
+    def enter(self, scope: Any) -> Any:
+        if self.scope is not None:
+            raise ValueError("nested op_tag is not allowed for now")
+        self.scope = scope
+        return scope
+
+    def leave(self, *_: Any) -> None:
+        self.scope = None
+
+
+@functools.cache
+def threads_apart() -> None:
+    """Give each thread builders of functions and a tag of operators of its own; done once.
+
+    TVM has one list of the builders that functions are being made with, and one tag of the
+    operators that are being made, for all threads: two that import at once would take each other's
+    for their own.
     """
     builder = relax.BlockBuilder
     if isinstance(getattr(builder, "_stack", None), list):
         builder._stack = _Stack()
+    scopes: Any = tvm.te.tag.TagScope
+    if "_current" in vars(scopes):
+        tags = _Tags()
+        scopes.get_current = staticmethod(tags.get_current)
+        scopes.__enter__ = lambda scope: tags.enter(scope)
+        scopes.__exit__ = lambda scope, *error: tags.leave(*error)
+        del scopes._current
 
 
 def type_of(expr: Any) -> Any:

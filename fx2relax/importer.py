@@ -20,10 +20,10 @@ from fx2relax.compat import (
     ShapeType,
     TensorType,
     Var,
-    builders_apart,
     dtype_of,
     op,
     relax,
+    threads_apart,
 )
 from fx2relax.complexes import Complex, constant, held_type, is_complex
 from fx2relax.control_flow import Choices
@@ -86,7 +86,7 @@ class Importer:
         self.fold = fold
         self.folded: dict[Node, Value] = {}
         self.nested = builder is not None
-        builders_apart()
+        threads_apart()
         self.builder = builder or BlockBuilder()
         self.scalars = Scalars(self.symbols, self.builder)
         self.env: dict[Node, Any] = {}

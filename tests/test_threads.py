@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 import fx2relax
-from fx2relax.compat import BlockBuilder, relax, tvm
+from fx2relax import backend
+from fx2relax.compat import BlockBuilder, relax, threads_apart, tvm
+from fx2relax.errors import BuildFailure
 from fx2relax.pipeline import llvm_turns
 from fx2relax.pipeline.target import host_target, without_loop_vectorizer
 from fx2relax.runtime import torch_call, weights
@@ -109,6 +111,57 @@ def test_a_builder_belongs_to_its_thread() -> None:
         assert together(1, lambda _: BlockBuilder.current()) == [None]
         builder.emit_func_output(relax.const(1.0))
     assert BlockBuilder.current() is None
+
+
+def test_a_tag_belongs_to_its_thread() -> None:
+    threads_apart()
+    both = threading.Barrier(2)
+
+    def work(number: int) -> None:
+        for turn in range(50):
+            with tvm.te.tag_scope(f"{number} {turn}"):
+                both.wait(60)
+                assert tvm.te.tag.TagScope.get_current().tag == f"{number} {turn}"
+                both.wait(60)
+
+    together(2, work)
+    with (
+        pytest.raises(ValueError, match="nested"),
+        tvm.te.tag_scope("a"),
+        tvm.te.tag_scope("b"),
+    ):
+        pass
+    assert tvm.te.tag.TagScope.get_current() is None
+
+
+def test_what_could_not_be_compiled_runs_in_threads_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise BuildFailure("broken by the test")
+
+    monkeypatch.setattr(backend._Compiler, "_build", broken)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for n in range(20):
+            x = (x * 1.01 + n).sin()
+        return x
+
+    fast = torch.compile(function, backend="relax")
+    inputs = [torch.randn(5) for _ in range(8)]
+    expected = [function(x) for x in inputs]
+    fast(inputs[0])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+
+        def work(number: int) -> None:
+            for _ in range(50):
+                torch.testing.assert_close(fast(inputs[number]), expected[number])
+
+        together(8, work)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_who_changes_llvms_options_is_alone() -> None:

@@ -15,7 +15,7 @@ from tvm import relax
 from fx2relax import objects, stages
 
 from ..calling import Calling
-from ..compat import const_int
+from ..compat import const_int, threads_apart
 from ..runtime import native
 from ..tvm_runtime import RELEASE
 from .batch_norm import fold_scales
@@ -77,6 +77,7 @@ def lower(
     """
     if library not in ("torch", "generated", "none"):
         raise ValueError(f"library must be 'torch', 'generated' or 'none', not {library!r}")
+    threads_apart()
     target = as_target(target)
     if is_cuda(target):
         return lower_for_cuda(mod, target, lift_weights)
