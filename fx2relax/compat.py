@@ -138,10 +138,11 @@ def threads_apart() -> None:
     operators that are being made, for all threads: two that import at once would take each other's
     for their own.
     """
-    builder = relax.BlockBuilder
+    # What is late itself cannot be changed.
+    builder = Late("tvm.relax", "BlockBuilder").found()
     if isinstance(getattr(builder, "_stack", None), list):
         builder._stack = _Stack()
-    scopes: Any = tvm.te.tag.TagScope
+    scopes = Late("tvm.te.tag", "TagScope").found()
     if "_current" in vars(scopes):
         tags = _Tags()
         scopes.get_current = staticmethod(tags.get_current)

@@ -104,6 +104,18 @@ def test_graphs_are_imported_in_threads_at_once() -> None:
             tvm.ir.assert_structural_equal(mod, alone[number % 4])
 
 
+def test_threads_are_apart_where_nobody_has_imported_tvm() -> None:
+    script = """
+        import sys
+        from fx2relax.compat import relax, te, threads_apart
+        assert "tvm" not in sys.modules
+        threads_apart()
+        assert not isinstance(relax.BlockBuilder._stack, list)
+        assert "_current" not in vars(te.tag.TagScope)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=120)
+
+
 def test_a_builder_belongs_to_its_thread() -> None:
     builder = BlockBuilder()
     with builder.function("f", [relax.Var("x", relax.TensorType([2], "float32"))]):
