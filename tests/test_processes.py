@@ -14,7 +14,6 @@ _SCRIPT = Path(__file__).with_name("process_cases.py")
 #: What the others also show.
 _LONG = {"started fork", "started spawn", "started forkserver", "loaded forkserver"}
 _LONG |= {"forked with threads", "loaded spawn"}  # where eager hangs, the first takes two minutes
-_LONG |= {"forked while others call"}  # a child does not always come back right
 _MARKED = [pytest.param(name, marks=pytest.mark.whole) if name in _LONG else name for name in CASES]
 
 
