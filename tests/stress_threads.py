@@ -2,7 +2,7 @@
 
     python tests/stress_threads.py --threads 32 --calls 200
 
-The first half of all calls is followed by a look at the memory, and the second half by another.
+The calls are made in parts, two unless told, and each is followed by a look at the memory.
 """
 
 from __future__ import annotations
@@ -159,30 +159,38 @@ def resident() -> float:
 
 
 class Crowd:
-    """Threads that call the cases, in two halves.
+    """Threads that call the cases, in parts.
 
     Args:
         found: the cases.
         threads: how many.
         calls: how many calls each makes.
-        compiles: how many functions each of two more threads compiles in each half.
+        compiles: how many functions each of two more threads compiles in each part.
+        parts: how many parts there are.
     """
 
-    def __init__(self, found: list[Case], threads: int, calls: int, compiles: int) -> None:
-        self.cases, self.threads, self.calls, self.compiles = found, threads, calls, compiles
+    def __init__(
+        self, found: list[Case], threads: int, calls: int, compiles: int, parts: int
+    ) -> None:
+        self.cases, self.threads, self.parts = found, threads, parts
+        self.calls, self.compiles = calls // parts, compiles
         self.errors: list[str] = []
         self.memory: list[float] = []
+        self.graphs: list[int] = []
 
     def run(self) -> None:
-        """Run both halves."""
-        for half in range(2):
-            own = [threading.Thread(target=self._call, args=(half, n)) for n in range(self.threads)]
+        """Run all parts."""
+        from fx2relax import stats
+
+        for part in range(self.parts):
+            own = [threading.Thread(target=self._call, args=(part, n)) for n in range(self.threads)]
             own += [threading.Thread(target=self._compile) for _ in range(2)]
             for thread in own:
                 thread.start()
             for thread in own:
                 thread.join()
             self.memory.append(resident())
+            self.graphs.append(stats()["graphs"])
 
     def warm_up(self) -> None:
         """Call each case until nothing is compiled for it any more."""
@@ -197,14 +205,14 @@ class Crowd:
                             case.run(turn % _VALUES)
             wait_for_compilation()
 
-    def _call(self, half: int, number: int) -> None:
-        chance = random.Random(f"{half} {number}")
+    def _call(self, part: int, number: int) -> None:
+        chance = random.Random(f"{part} {number}")
         _begin()
         # Dynamo compiles for either mode and for each number of threads.
         grad = number % 2 == 0
         torch.set_num_threads(1 + grad)
         try:
-            for _ in range(self.calls // 2):
+            for _ in range(self.calls):
                 case = chance.choice(self.cases)
                 with torch.set_grad_enabled(grad or case.grad):
                     case.run(chance.randrange(_VALUES))
@@ -227,7 +235,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--compiles", type=int, default=4)
     parser.add_argument("--cases", type=int, default=8, help="how many models")
-    parser.add_argument("--warm", action="store_true", help="compile all before the first half")
+    parser.add_argument("--warm", action="store_true", help="compile all before the first part")
+    parser.add_argument("--parts", type=int, default=2, help="of the calls")
     parser.add_argument("--seconds", type=float, default=600, help="to be taken for a deadlock")
     given = parser.parse_args()
     faulthandler.enable()
@@ -238,7 +247,9 @@ def main() -> None:
         import fx2relax
 
         _begin()
-        crowd = Crowd(cases()[-given.cases :], given.threads, given.calls, given.compiles)
+        crowd = Crowd(
+            cases()[-given.cases :], given.threads, given.calls, given.compiles, given.parts
+        )
         stop, cleared = threading.Event(), []
         clearing = threading.Thread(target=clear, args=(stop, cleared))
         clearing.start()
@@ -249,7 +260,7 @@ def main() -> None:
         waited = fx2relax.wait_for_compilation(given.seconds)
         stop.set()
         clearing.join()
-        stats = fx2relax.stats()
+        counted = fx2relax.stats()
     print(
         json.dumps(
             {
@@ -258,9 +269,9 @@ def main() -> None:
                 "cleared": len([size for size in cleared if size]),
                 "seconds": time.perf_counter() - start,
                 "waited": waited,
-                "graphs": stats["graphs"],
-                "calls": stats["calls"],
-                "fallback": stats["nodes_fallback"],
+                "graphs": crowd.graphs,
+                "calls": counted["calls"],
+                "fallback": counted["nodes_fallback"],
             }
         )
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,6 @@ def _stress(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.whole
 def test_threads_that_call_compile_and_clear() -> None:
     _stress("--threads", "6", "--calls", "40", "--compiles", "1", "--cases", "4")
 
@@ -75,9 +76,13 @@ def test_many_threads_that_call_compile_and_clear() -> None:
 
 @pytest.mark.whole
 def test_memory_is_level_where_nothing_is_compiled() -> None:
-    found = _stress("--threads", "6", "--calls", "200", "--compiles", "0", "--cases", "4", "--warm")
-    first, second = found["memory"]
-    assert second - first < 6, found["memory"]
+    calls = ["--calls", "1600", "--parts", "16", "--compiles", "0", "--cases", "4", "--warm"]
+    found = _stress("--threads", "6", *calls)
+    # Dynamo compiles again where the threads change each other's settings.
+    parts = pairwise(zip(found["memory"], found["graphs"], strict=True))
+    grown = [after - before for (before, old), (after, new) in parts if old == new]
+    assert len(grown) > 4, found
+    assert statistics.median(grown) < 0.5, found
 
 
 def test_graphs_are_imported_in_threads_at_once() -> None:
