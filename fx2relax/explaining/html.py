@@ -9,8 +9,10 @@ from fx2relax import units
 from fx2relax.explaining.report import Data, Graph, Kernel, Node
 from fx2relax.explaining.text import graph_line, summary
 
+# A notebook has colours of its own for tables, light ones where its theme is dark: each is said.
 _STYLE = """
 .fx2relax { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 0 auto; }
+.fx2relax { background: #fcfbfa; padding: .1rem .5rem; }
 .fx2relax h1 { font-size: 1.5rem; margin: .5rem 0; overflow-wrap: anywhere; }
 .fx2relax h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; }
 .fx2relax p { margin: .3rem 0; overflow-wrap: anywhere; }
@@ -18,6 +20,9 @@ _STYLE = """
 .fx2relax table { border-collapse: collapse; width: 100%; font-size: 13px; background: #fff; }
 .fx2relax th, .fx2relax td { padding: .25rem .6rem; text-align: left; vertical-align: top; }
 .fx2relax th { background: #f3f1ee; position: sticky; top: 0; white-space: nowrap; }
+.fx2relax table, .fx2relax pre, .fx2relax code { color: #222; }
+.fx2relax table { table-layout: auto; } .fx2relax code { background: none; }
+.fx2relax tbody tr:nth-child(n) { background: #fff; }
 .fx2relax tr + tr td { border-top: 1px solid #eee; }
 .fx2relax td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .fx2relax code, .fx2relax pre { font: 12px/1.45 ui-monospace, monospace; }
@@ -32,12 +37,13 @@ _STYLE = """
 .fx2relax .generated { background: #a8452d; } .fx2relax .library { background: #3d6ba0; }
 .fx2relax .torch { background: #666; } .fx2relax .weights { background: #4d7a4a; }
 .fx2relax .nothing { background: #999; }
+.fx2relax .why { white-space: pre-line; }
 .fx2relax .warn { border-left: 4px solid #c2593f; padding-left: .6rem; }
 @media (max-width: 600px) {
   .fx2relax { font-size: 14px; }
   .fx2relax .less { display: none; }
+  .fx2relax th { white-space: normal; }
   .fx2relax td code, .fx2relax .of { display: block; margin: 0; }
-  .fx2relax .bar { min-width: 2rem; }
   .fx2relax th, .fx2relax td { padding: .2rem .4rem; }
 }
 """
@@ -58,7 +64,7 @@ def page(data: Data) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(data.model)} in fx2relax</title>"
-        "<style>body { margin: 0; padding: .8rem; background: #fcfbfa; }</style></head>"
+        "<style>body { margin: 0; padding: .4rem; background: #fcfbfa; }</style></head>"
         f"<body>{fragment(data)}</body></html>\n"
     )
 
@@ -80,17 +86,20 @@ def fragment(data: Data) -> str:
 
 
 def _remarks(data: Data) -> Iterable[str]:
+    if data.measured:
+        yield f"<p>{escape(data.measured)}</p>"
     if data.limits is not None:
         limits = data.limits
         yield (
-            f"<p>This machine, {limits.threads} threads: "
+            f"<p>This machine, {limits.threads} thread{'s' if limits.threads != 1 else ''}: "
             f"{units.rate_text(limits.bytes, 1.0, 'B')} from memory, "
             f"{units.rate_text(limits.operations, 1.0, 'FLOP')} in float32.</p>"
         )
     for cut in data.breaks:
         where = f"{cut.line} {cut.line.code}".strip()
         yield (
-            f'<p class="warn">Graph break at <code>{escape(where)}</code>: {escape(cut.reason)}</p>'
+            f'<p class="warn">Graph break at <code>{escape(where)}</code>: '
+            f'<span class="why">{escape(cut.reason)}</span></p>'
         )
     for reason in data.eager:
         yield f'<p class="warn">In PyTorch: {escape(reason)}</p>'
@@ -171,7 +180,8 @@ def _bar(part: float, whole: float | None) -> str:
     if not whole:
         return ""
     percent = min(100.0, 100 * part / whole)
-    return f'<div class="bar" title="{percent:.1f} %"><i style="width: {percent:.1f}%"></i></div>'
+    bar = f'<div class="bar less"><i style="width: {percent:.1f}%"></i></div>'
+    return f"{percent:.1f}&nbsp;%{bar}"
 
 
 def _table(names: Iterable[_Column], rows: Iterable[str]) -> str:

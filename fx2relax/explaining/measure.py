@@ -18,6 +18,9 @@ from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Data, Limits
 
 _LEAST, _MOST = 5, 500
+# So often calls that nobody watches take turns with those whose kernels are timed: what else the
+# machine does slows down both alike.
+_TURNS = 4
 
 
 class _Spans:
@@ -49,16 +52,21 @@ def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: fl
         chosen = notes.chosen
         if chosen is not None and chosen.program is not None:
             watched.append((number, notes, chosen))
+    every: list[_Plain] = []
+    told: list[_Round] = []
     with ExitStack() as stack:
         for notes in recorder.graphs:
             if notes.contest is not None:
                 stack.enter_context(notes.contest.program_alone())
         # What tells of kernels takes its time between them, and so calls are timed without it.
-        plain = _plain(call, [variant for _, _, variant in watched], seconds / 2)
-        spans = [_Spans() for _ in watched]
-        for listener, (_, _, variant) in zip(spans, watched, strict=True):
-            stack.enter_context(variant.program.watched(listener))
-        rounds = _best_half(_rounds(call, spans, seconds / 2))
+        for _ in range(_TURNS):
+            every += _plain(call, [variant for _, _, variant in watched], seconds / 2 / _TURNS)
+            with ExitStack() as watching:
+                spans = [_Spans() for _ in watched]
+                for listener, (_, _, variant) in zip(spans, watched, strict=True):
+                    watching.enter_context(variant.program.watched(listener))
+                told += _rounds(call, spans, seconds / 2 / _TURNS)
+    plain, rounds = _best_half(every), _best_half(told)
     data.call = statistics.fmean(one.seconds for one in plain)
     telling = _telling(rounds)
     for place, (number, _, variant) in enumerate(watched):
@@ -68,14 +76,32 @@ def measure(data: Data, recorder: Recorder, call: Callable[[], Any], seconds: fl
             taken = [graph.measured]
         else:
             taken = _taken(variant, [one.spans[place] for one in rounds], telling)
+        # Kernels that were timed in slower calls do not take longer than the program.
+        scale = min(1.0, graph.measured / (sum(taken) or 1.0))
         for kernel, spent in zip(graph.kernels, taken, strict=True):
-            kernel.seconds = spent
+            kernel.seconds = scale * spent
         inside = sum(k.seconds or 0.0 for k in graph.kernels)
         graph.outside = max(0.0, graph.measured - inside)
     data.outside = max(0.0, data.call - sum(k.seconds or 0.0 for k in data.kernels))
     programs = sum(data.graphs[number].measured or 0.0 for number, _, _ in watched)
     data.calling = min(data.outside, max(0.0, data.call - programs))
     data.limits = limits(torch.get_num_threads())
+    data.measured = _said(data, len(every), len(told))
+
+
+def _said(data: Data, calls: int, told: int) -> str:
+    """What the times are times of, in words."""
+    count = torch.get_num_threads()
+    words = [
+        f"A call is the mean of the faster half of {calls}, on {count} thread"
+        f"{'s' if count != 1 else ''}, without compiling; kernels were timed in {told} more."
+    ]
+    eager = [graph.name for graph in data.graphs if graph.runs == "eager" and graph.kernels]
+    if eager:
+        words.append(f"The compiled program was measured where eager runs: {', '.join(eager)}.")
+    if not data.kernels:
+        words.append("It calls no kernels of a compiled program.")
+    return " ".join(words)
 
 
 @dataclass
@@ -104,7 +130,7 @@ def _plain(call: Callable[[], Any], variants: list[Variant], seconds: float) -> 
     _repeat(timed, seconds)
     for watch in watches:
         watch.on = False
-    return _best_half(rounds)
+    return rounds
 
 
 def _best_half(rounds: list[_Timed]) -> list[_Timed]:

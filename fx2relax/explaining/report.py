@@ -178,6 +178,7 @@ class Data:
         outside: seconds of a call that are spent outside of kernels.
         calling: of these, seconds outside of the graphs' programs: in PyTorch's guards, in
             autograd, in what the model does between graphs.
+        measured: what the times are times of, in words; empty until it was measured.
     """
 
     model: str
@@ -189,6 +190,7 @@ class Data:
     call: float | None = None
     outside: float | None = None
     calling: float | None = None
+    measured: str = ""
 
     def to_json(self) -> str:
         """As JSON, in the fields' names."""

@@ -32,6 +32,8 @@ def text(data: Data, width: int = 120) -> str:
 def show(data: Data, console: Console) -> None:
     """Print a report."""
     console.print(Text(summary(data)))
+    if data.measured:
+        console.print(Text(data.measured))
     for graph in data.graphs:
         console.print(Text(f"\n{graph.name}: {graph_line(graph)}"))
         console.print(_kernels(graph, data))
