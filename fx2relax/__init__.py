@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BuildFailure,
         Fx2RelaxError,
         ImportFailure,
+        InstallationError,
         OptionError,
         RegistrationError,
         Unsupported,
@@ -44,6 +45,7 @@ _PLACES = {
         "BuildFailure",
         "Fx2RelaxError",
         "ImportFailure",
+        "InstallationError",
         "OptionError",
         "RegistrationError",
         "Unsupported",
@@ -70,6 +72,7 @@ __all__ = [
     "Exported",
     "Fx2RelaxError",
     "ImportFailure",
+    "InstallationError",
     "OptionError",
     "Promotion",
     "RegistrationError",
@@ -105,13 +108,23 @@ _WHERE = {name: place for place, names in _PLACES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+        value = getattr(_imported(_WHERE[name]), name)
     elif name in _MODULES:
-        value = importlib.import_module(f"{__name__}.{name}")
+        value = _imported(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _imported(place: str) -> Any:
+    """One of this package's modules; an error that says what is missing where it needs that."""
+    try:
+        return importlib.import_module(f"{__name__}.{place}")
+    except ImportError as error:
+        from fx2relax import installed
+
+        raise installed.explained(error) from error
 
 
 def __dir__() -> list[str]:

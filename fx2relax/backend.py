@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
+import fx2relax.required  # noqa: F401  # comes first
 from fx2relax import (
     ahead,
     collectives,

@@ -20,6 +20,10 @@ class Fx2RelaxError(Exception):
     """Base class of every error that this package raises on purpose."""
 
 
+class InstallationError(Fx2RelaxError, ImportError):
+    """A package that this one is built on is missing, too old or broken; names what mends it."""
+
+
 class OptionError(Fx2RelaxError, ValueError):
     """An option that does not exist, or a value that it does not take."""
 

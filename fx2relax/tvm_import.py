@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from fx2relax import installed
 from fx2relax.collecting import paused
 
 _lock = threading.Lock()
@@ -28,10 +29,17 @@ def load() -> None:
     """Import TVM, once; what is there then is what ``import tvm`` brings.
 
     Raises:
-        ImportError: TVM is not installed.
+        InstallationError: TVM is not installed, or cannot be imported.
     """
     if "tvm" in sys.modules:
         return
+    try:
+        _load()
+    except Exception as error:  # libraries that do not load, names that are no more
+        raise installed.explained(error, of="apache-tvm") from error
+
+
+def _load() -> None:
     with _lock, paused():
         if "tvm" in sys.modules:
             return

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from environments import doctor, environment, run, site_packages
 
-from fx2relax import cache
+from fx2relax import cache, installed
 from fx2relax.cli import main
 from fx2relax.doctor import examine, machine, running, storage, versions
 from fx2relax.doctor.findings import Finding
@@ -240,8 +240,8 @@ def test_versions_are_those_that_the_package_requires() -> None:
     config = configparser.ConfigParser()
     config.read(Path(__file__).parent.parent / "setup.cfg")
     required = config["options"]["install_requires"].split()
-    for name in versions.SUPPORTED:
-        assert versions.wanted(name).strip("'") in required
+    for name in installed.SUPPORTED:
+        assert installed.wanted(name).strip("'") in required
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_versions_are_those_that_the_package_requires() -> None:
     ],
 )
 def test_supported_versions(name: str, version: str | None, expected: str) -> None:
-    assert versions.unsupported(name, version) == expected
+    assert installed.unsupported(name, version) == expected
 
 
 def test_a_newer_version_that_works_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "_installed", lambda name: "2.16.0")
+    monkeypatch.setattr(installed, "version", lambda name: "2.16.0")
     finding = versions._package("torch", Probed(facts={"torch": {"version": "2.16.0"}}))
     assert (finding.status, finding.mend) == ("warning", "pip install 'torch>=2.11,<2.16'")
 

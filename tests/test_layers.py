@@ -111,7 +111,8 @@ LAYERS = [
         {"report"},
     ],
     [{"late"}],
-    [{"tvm_import"}],
+    [{"tvm_import"}, {"required"}],
+    [{"installed"}],
     [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"collecting"}, {"tvm_runtime"}, {"locks"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}

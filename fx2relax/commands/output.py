@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from fx2relax import installed
 from fx2relax.units import seconds
 
 if TYPE_CHECKING:
@@ -75,11 +76,12 @@ class Age(_Parameter):
 
 
 def require_imports() -> None:
-    """Import PyTorch and TVM; where that fails, say so in a line, and where to look."""
+    """Import PyTorch and TVM; where that fails, say what mends it."""
     try:
-        import torch  # noqa: F401
+        import fx2relax.required
+        import fx2relax.tvm_import
 
-        import fx2relax.compat  # noqa: F401
+        fx2relax.tvm_import.load()
+        import fx2relax.compat
     except Exception as error:  # an installation may be broken in any way
-        why = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{why}\n`fx2relax doctor` says what mends it") from error
+        raise click.ClickException(str(installed.explained(error))) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
-from fx2relax.doctor.versions import wanted
+from fx2relax.installed import wanted
 from fx2relax.runtime.compilers import find_compiler
 from fx2relax.switches import CUDA, cuda_asked_for
 

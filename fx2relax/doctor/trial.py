@@ -5,7 +5,7 @@ from __future__ import annotations
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
 from fx2relax.doctor.tools import mend_native
-from fx2relax.doctor.versions import wanted
+from fx2relax.installed import wanted
 
 _AGAIN = f"pip install --force-reinstall {wanted('torch')} {wanted('apache-tvm')}"
 

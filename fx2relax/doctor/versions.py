@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
-import re
 
+from fx2relax import installed
 from fx2relax._version import __version__
 from fx2relax.doctor.findings import Finding
 from fx2relax.doctor.running import Probed
+from fx2relax.installed import SUPPORTED, numbers, unsupported, wanted
 
-Version = tuple[int, ...]
-#: From, and up to but not including; a test holds them to what the package itself requires.
-SUPPORTED: dict[str, tuple[Version, Version | None]] = {
-    "torch": ((2, 11), (2, 16)),
-    "apache-tvm": ((0, 27), (0, 28)),
-    "numpy": ((0,), None),
-}
 _STAGES = {"torch": "torch", "apache-tvm": "tvm", "numpy": "numpy"}
 
 
@@ -27,7 +20,7 @@ def check(probed: Probed) -> list[Finding]:
         Finding.ok("fx2relax", __version__, version=__version__),
     ]
     found += [_package(name, probed) for name in SUPPORTED]
-    ffi = probed.get("tvm").get("ffi") or _installed("apache-tvm-ffi")
+    ffi = probed.get("tvm").get("ffi") or installed.version("apache-tvm-ffi")
     if ffi is not None:
         found.append(Finding.ok("tvm_ffi", ffi, version=ffi))
     if "package" in probed.errors and not {"torch", "tvm"} & probed.errors.keys():
@@ -37,17 +30,9 @@ def check(probed: Probed) -> list[Finding]:
     return found
 
 
-def wanted(name: str) -> str:
-    """A package as `pip install` takes it, within the versions that are supported."""
-    least, below = SUPPORTED[name]
-    if below is None:
-        return name
-    return f"'{name}>={_dotted(least)},<{_dotted(below)}'"
-
-
 def _package(name: str, probed: Probed) -> Finding:
     stage = _STAGES[name]
-    listed, imported = _installed(name), probed.get(stage).get("version")
+    listed, imported = installed.version(name), probed.get(stage).get("version")
     version = imported or listed
     error = probed.errors.get(stage)
     if version is None and (error is None or probed.kinds.get(stage) == "ModuleNotFoundError"):
@@ -64,36 +49,8 @@ def _package(name: str, probed: Probed) -> Finding:
     if problem == "new":
         text = f"{said} is newer than what is supported"
         return Finding.warning(name, text, f"pip install {wanted(name)}", **facts)
-    if imported and listed and _numbers(imported)[:3] != _numbers(listed)[:3]:
+    if imported and listed and numbers(imported)[:3] != numbers(listed)[:3]:
         text = f"{imported} is imported, and pip knows of {listed}: there are two"
         mend = f"pip install --force-reinstall {wanted(name)}"
         return Finding.warning(name, text, mend, **facts)
     return Finding.ok(name, said, **facts)
-
-
-def unsupported(name: str, version: str | None) -> str:
-    """``"old"``, ``"new"``, or nothing where a version is supported or unknown."""
-    least, below = SUPPORTED[name]
-    numbers = _numbers(version or "")
-    if not numbers:
-        return ""
-    if numbers < least:
-        return "old"
-    return "new" if below is not None and numbers >= below else ""
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _numbers(version: str) -> Version:
-    """``2.13.0+cpu`` as (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
