@@ -360,6 +360,9 @@ def _stored(
     except pipeline.LinkError as error:
         log.warning("a program is not stored: %s", error)
         return None
+    except OSError as error:
+        disk.warn_unusable(error)
+        return None
     if library is None:
         return None
     try:

@@ -261,3 +261,17 @@ def test_a_head_of_nonsense(store, head: bytes, length: str) -> None:
     found = store.get("key")
     assert found is None or found.library == b""
     assert path.exists() == (found is not None)
+
+
+@mounts
+def test_a_tiny_temporary_folder(tmp_path: Path) -> None:
+    """LLVM would end the process where it cannot write an object file."""
+    where = tmp_path / "temporary"
+    where.mkdir()
+    mount = f"mount -t tmpfs -o size=64k none {where}"
+    before = ("unshare", "--mount", "sh", "-c", f'{mount} && TMPDIR={where} "$0" "$@"')
+    done = run(COMPILE, before)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ready", "0", "0"]
+    assert done.stderr.count("No space left but") == 1, done.stderr
+    assert "programs are not stored" in done.stderr

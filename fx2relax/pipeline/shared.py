@@ -6,13 +6,15 @@ meanwhile another thread lowers the next ones.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ import tvm_ffi
 from tvm import relax
 
 from fx2relax import objects as own_objects
+from fx2relax.units import size_text
 
 from ..runtime.compilers import find_compiler
 from ..runtime.toolchain import compiler_for
@@ -35,6 +38,8 @@ class LinkError(RuntimeError):
     """The linker could not make a library of a program."""
 
 
+# LLVM ends the process where it cannot write all of an object file.
+_ROOM = 64 << 20
 # A module of LLVM's has a cost of its own.
 _KERNELS_APART = 4
 
@@ -69,6 +74,7 @@ def shared_library(
 
     Raises:
         LinkError: the linker failed.
+        OSError: there is no temporary folder with room for the objects.
     """
     command = _linker_of(mod) or linker()
     if command is None:
@@ -106,6 +112,7 @@ def library_or_objects(mod: Any, target: Any, pipeline: str, workers: int) -> by
 
     Raises:
         LinkError: the linker failed.
+        OSError: there is no temporary folder with room for the objects.
     """
     found: list[bytes] = []
     command, known = target_linker(target)
@@ -198,8 +205,8 @@ def _emit(
 ) -> None:
     """Compile a module to object files, and hand these to `link(output, objects)`."""
     executable, parts = _compiled(mod, target)
-    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
-        objects = [str(Path(folder) / f"kernels{n}.o") for n in range(len(parts))]
+    with _workshop() as folder:
+        objects = [str(folder / f"kernels{n}.o") for n in range(len(parts))]
 
         def emit(part: _Part, path: str) -> None:
             checkpoint()
@@ -213,9 +220,20 @@ def _emit(
         else:
             for part, path in zip(parts, objects, strict=True):
                 emit(part, path)
-        library = Path(folder) / "program.so"
+        library = folder / "program.so"
         with generating(target):
             executable.export_library(str(library), addons=objects, fcompile=link)
+
+
+@contextlib.contextmanager
+def _workshop() -> Iterator[Path]:
+    """A temporary folder for object files; an OSError where there is no room for them."""
+    with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
+        free = shutil.disk_usage(folder).free
+        if free < _ROOM:
+            where = tempfile.gettempdir()
+            raise OSError(errno.ENOSPC, f"No space left but {size_text(free)}", where)
+        yield Path(folder)
 
 
 def run_linker(command: Sequence[str]) -> None:
