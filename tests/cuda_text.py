@@ -73,10 +73,10 @@ def text_of_kernels(ready: Any, target: Any) -> Text:
         return Text("", {}, [])
     with target, precise_sources():
         source = codegen_build(device, target).inspect_source()
-    return Text(*_parts(source), launches)
+    return Text(*parts(source), launches)
 
 
-def _parts(source: str) -> tuple[str, dict[str, str]]:
+def parts(source: str) -> tuple[str, dict[str, str]]:
     """The head of a text, and its kernels."""
     starts = [(found.start(), found[1]) for found in _KERNEL.finditer(source)]
     ends = [*(start for start, _ in starts[1:]), len(source)]

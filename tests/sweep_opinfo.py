@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ MANNERS = ("forward", "gradient", "inplace")
 @click.option("--samples", default=3, show_default=True, help="Samples of a row, about.")
 @click.option("--workers", default=2, show_default=True)
 @click.option("--seconds", default=180.0, show_default=True, help="Time that one row may take.")
+@click.option("--emulated", is_flag=True, help="Run kernels for NVIDIA GPUs, on the processor.")
 @click.option("--report", "only_report", is_flag=True, help="Run nothing.")
 def main(
     out: Path,
@@ -39,6 +41,7 @@ def main(
     samples: int,
     workers: int,
     seconds: float,
+    emulated: bool,
     only_report: bool,
 ) -> None:
     def wanted(name: str) -> bool:
@@ -59,9 +62,19 @@ def main(
                 outcomes.append(outcome)
 
             pieces = [(row, samples) for row in todo]
-            each(run, pieces, _failed, done, title="rows", workers=workers, seconds=seconds)
+            check = run_emulated if emulated else run
+            each(check, pieces, _failed, done, title="rows", workers=workers, seconds=seconds)
     show(outcomes)
     raise SystemExit(1 if any(o.failures for o in outcomes) else 0)
+
+
+def run_emulated(row: Row, limit: int) -> Outcome:
+    """`run` with kernels for a GPU; half of the rows begin with the last thread."""
+    from cuda_emulated import emulated
+
+    with tempfile.TemporaryDirectory() as folder, emulated(Path(folder)) as gpu:
+        gpu.backwards = len(row.op) % 2 == 1
+        return run(row, limit)
 
 
 def _failed(piece: tuple[Row, int], why: str) -> Outcome:

@@ -97,22 +97,26 @@ def _touches_memory(host: Any) -> bool:
     return bool(found)
 
 
-def _launches(host: Any, device: Any) -> Iterator[Launch]:
-    shared = (
-        {} if device is None else {g.name_hint: _static(f) for g, f in device.functions_items()}
-    )
+def calls_of(host: Any) -> Iterator[tuple[str, list[str], list[Any]]]:
+    """The name of each kernel that is launched, the tags of the launch, and its values."""
     for _, function in host.functions_items():
         calls: list[Any] = []
         tvm_ffi.structural_walk(function.body, (tvm.ir.Call, calls.append))
         for call in calls:
-            if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
-                continue
-            kernel, tags = str(call.args[0].value), [str(t) for t in call.attrs.launch_params]
-            given = call.args[-len(tags) :] if tags else []
-            sizes = [int(v) if isinstance(v, tirx.IntImm) else None for v in given]
-            extents = dict(zip(tags, sizes, strict=True))
-            dynamic = extents.pop(_DYNAMIC, 0) or 0
-            yield Launch(kernel, extents, shared[kernel] + dynamic)
+            if getattr(call.op, "name", "") == "tirx.call_ffi_kernel":
+                tags = [str(t) for t in call.attrs.launch_params]
+                yield str(call.args[0].value), tags, list(call.args[-len(tags) :] if tags else [])
+
+
+def _launches(host: Any, device: Any) -> Iterator[Launch]:
+    shared = (
+        {} if device is None else {g.name_hint: _static(f) for g, f in device.functions_items()}
+    )
+    for kernel, tags, given in calls_of(host):
+        sizes = [int(v) if isinstance(v, tirx.IntImm) else None for v in given]
+        extents = dict(zip(tags, sizes, strict=True))
+        dynamic = extents.pop(_DYNAMIC, 0) or 0
+        yield Launch(kernel, extents, shared[kernel] + dynamic)
 
 
 def _static(function: Any) -> int:
