@@ -143,6 +143,7 @@ def test_an_index_beyond_the_end_stops_the_gpu(gpu: GPU) -> None:
 
 def test_a_missing_barrier_is_seen(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests above would show nothing of races."""
+
     def without(source: str) -> Any:
         head, kernels = parts(source)
         assert any("__syncthreads();" in text for text in kernels.values())
