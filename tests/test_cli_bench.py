@@ -61,6 +61,19 @@ def fails():
 def number():
     return 3
 
+def raises():
+    raise ValueError("there is no data")
+
+def leaves():
+    raise SystemExit(0)
+
+def misfit():
+    return torch.nn.Linear(3, 4), torch.randn(2, 5)
+
+def talks():
+    print("hello")
+    return tensor()
+
 class Held:
     def __init__(self, kept, name):
         self.kept, self.name = [kept], name
@@ -184,12 +197,32 @@ def test_a_side_that_fails_ends_with_1(models: str, monkeypatch: pytest.MonkeyPa
         ("nowhere.py", "FILE.py:function"),
         ("MODELS:nothing", "no function"),
         ("MODELS:number", "returns int"),
+        ("MODELS:raises", "fails: ValueError: there is no data, at MODELS:45"),
+        ("MODELS:leaves", "fails: SystemExit: 0, at MODELS:48"),
+        ("MODELS:misfit", "does not run in eager: RuntimeError: mat1 and mat2 shapes cannot be"),
+        ("FOLDER/broken.py:f", "broken.py cannot be imported: SyntaxError: "),
+        ("FOLDER/needs.py:f", "No module named 'nosuch', at FOLDER/needs.py:2"),
     ],
 )
 def test_what_is_no_model_ends_with_2(models: str, named: str, why: str) -> None:
-    result = _bench(named.replace("MODELS", models))
-    assert result.exit_code == 2
-    assert why in result.stderr
+    folder = Path(models).parent
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "needs.py").write_text("\nimport nosuch\n")
+
+    def placed(text: str) -> str:
+        return text.replace("MODELS", models).replace("FOLDER", str(folder))
+
+    for command in ("bench", "tune"):
+        result = CliRunner().invoke(main, [command, "--seconds", "0", placed(named)])
+        assert result.exit_code == 2, result.output
+        assert placed(why) in result.stderr
+        assert result.stdout == ""
+
+
+def test_what_a_model_prints_is_not_in_the_json(models: str) -> None:
+    result = _bench(f"{models}:talks", "--json")
+    assert json.loads(result.stdout)["right"] is True
+    assert "hello" in result.stderr
 
 
 def test_progress_is_on_the_error_stream_of_a_terminal(models: str) -> None:

@@ -75,6 +75,7 @@ LAYERS = [
             "shapes",
             "decompositions",
             "devices",
+            "elements",
             "eager_kernels",
             "eager_strides",
             "linear_algebra",

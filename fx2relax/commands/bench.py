@@ -45,7 +45,8 @@ def bench(
     gradients. A result is right that is within the tolerance of its dtype of eager's, or no further
     from a run in float64 than 4 times eager's own distance.
 
-    Exits with 0; with 1 if a result is wrong or a side fails; with 2 if there is no such model.
+    Exits with 0; with 1 if a result is wrong or a side fails; with 2 if there is no such model, or
+    it does not run in eager.
     """
     require_imports()
     import torch
@@ -62,6 +63,7 @@ def bench(
 
         try:
             module, args, kwargs = sides.read(model)
+            sides.try_out(model, module, args, kwargs)
         except sides.NoModel as error:
             raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
         measured = sides.Bench(module, args, kwargs, sides.DTYPES[dtype] if dtype else None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from fx2relax.commands.output import progress, require_imports
+from fx2relax.commands.output import as_json, print_text, progress, require_imports
 
 
 @click.command()
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print all that was measured, as JSON.")
+@as_json
 @click.option("--summary", is_flag=True, help="Print the totals of all operators, in Markdown.")
 def ops(patterns: tuple[str, ...], as_json: bool, summary: bool) -> None:
     """How each core ATen operator runs: by a converter, a decomposition, or in PyTorch.
@@ -31,6 +31,6 @@ def ops(patterns: tuple[str, ...], as_json: bool, summary: bool) -> None:
     if summary:
         click.echo(coverage_report.summary(rows))
     elif as_json:
-        click.echo(coverage_report.as_json(rows))
+        print_text(coverage_report.as_json(rows))
     else:
         coverage_report.show(rows, Console())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,13 +20,30 @@ if TYPE_CHECKING:
 else:  # which is generic in later versions alone
     _Parameter = click.ParamType
 
+
+def json_alone(context: click.Context, parameter: click.Parameter, chosen: bool) -> bool:
+    """The callback of ``--json``: what a user's model prints goes to the standard error stream."""
+    if chosen:
+        context.meta[_OUTPUT] = sys.stdout
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+    return chosen
+
+
+_OUTPUT = "fx2relax.output"
 #: The option of every command that prints anything.
-as_json = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+as_json = click.option(
+    "--json", "as_json", is_flag=True, callback=json_alone, help="Print it as JSON."
+)
 
 
 def print_json(value: Any) -> None:
     """Print a value as JSON; a number that is not finite becomes null."""
-    click.echo(json.dumps(_finite(value), indent=1))
+    print_text(json.dumps(_finite(value), indent=1))
+
+
+def print_text(text: str) -> None:
+    """Print what `json_alone` keeps the standard output free for."""
+    click.echo(text, file=click.get_current_context().meta.get(_OUTPUT))
 
 
 def _finite(value: Any) -> Any:

@@ -56,7 +56,7 @@ def tune(
     uses it with `options={"tune": {"seconds": 0, "database": FOLDER}}`.
 
     Exits with 0; with 1 if the database cannot be written; with 2 if there is no such model,
-    tracker or device.
+    tracker or device, or the model does not run in eager.
     """
     require_imports()
     import torch
@@ -68,6 +68,7 @@ def tune(
     torch.set_num_threads(threads or torch.get_num_threads())
     try:
         module, args, kwargs = sides.read(model)
+        sides.try_out(model, module, args, kwargs)
     except sides.NoModel as error:
         raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
     with progress() as bar:

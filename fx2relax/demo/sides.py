@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import importlib.util
 import math
 import statistics
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +80,7 @@ def read(named: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             callable) and its inputs: a tensor, a sequence of arguments or a dict of them by name.
 
     Raises:
-        NoModel: there is no such file or function, or it returns something else.
+        NoModel: there is no such file or function, it raises, or it returns something else.
     """
     file, _, function = named.rpartition(":")
     if Path(named).is_file():  # no function is named
@@ -93,17 +96,49 @@ def read(named: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))  # as Python does for a script
-    spec.loader.exec_module(module)
+    with _told(f"{path} cannot be imported"):
+        spec.loader.exec_module(module)
     make = getattr(module, function, None)
     if not callable(make):
         raise NoModel(f"{path} has no function {function!r}; {_names(path)}")
-    made = make()
+    with _told(f"{named} fails"):
+        made = make()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise NoModel(f"{named} returns {type(made).__name__}, not (module, inputs)")
     model, inputs = made
     if isinstance(inputs, dict):
         return model, (), inputs
     return model, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+@torch.no_grad()
+def try_out(named: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run a copy of what `read` returned, once, in eager; raises NoModel where it raises."""
+    with _told(f"{named} does not run in eager"):
+        own_args, own_kwargs = _copied((args, kwargs))
+        _copied(model)(*own_args, **own_kwargs)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What a user's code raises becomes a NoModel that says where, in one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise NoModel(f"{what}: {said}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the user's, as far as there is one."""
+    if isinstance(error, SyntaxError):  # which says it itself
+        return ""
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    own = str(Path(fx2relax.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*installed, own, "<")):
+            return f", at {frame.filename}:{frame.lineno}"
+    return ""
 
 
 def _names(path: Path) -> str:
