@@ -137,7 +137,9 @@ def test_a_record_that_is_none_is_refused(how: dict[str, Any]) -> None:
 # The database.
 
 
-def test_a_database_survives_whatever_is_in_its_file(tmp_path: Path) -> None:
+def test_a_database_survives_whatever_is_in_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kernel = named(lowered(), "softmax")
     database = Database(host_target(), tmp_path)
     assert database.read() == {}
@@ -151,6 +153,8 @@ def test_a_database_survives_whatever_is_in_its_file(tmp_path: Path) -> None:
     database.add({"kernel": 3})
     database.add(recorded(kernel, digest="g", ratio=0.1, how={"trace": []}, accepted=False))
     (known,) = database.read().values()
+    assert "1 line of " in caplog.text
+    assert caplog.text.count("cannot be read, and the rest is used") == 1
     assert known.tried == {"d", "e", "f", "g"}
     assert known.failed == 1
     assert known.best is not None
@@ -260,3 +264,15 @@ def test_what_is_not_faster_again_is_not_kept(
         {k: v for k, v in step.items() if k == "revoked"} for step in told
     ]
     assert database.read()[kernel.key].best is None
+
+
+def test_a_database_that_is_cut_off_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(host_target(), tmp_path)
+    database.add({"kernel": "k", "digest": "a", "failed": "crashed"})
+    database.add({"kernel": "k", "digest": "b", "failed": "crashed"})
+    database.path.write_bytes(database.path.read_bytes()[:-9])
+    assert database.read()["k"].tried == {"a"}
+    assert database.read()["k"].tried == {"a"}
+    assert caplog.text.count("1 line of ") == 1

@@ -1,7 +1,8 @@
 """What was measured of kernels: a file of JSON lines for each target, to add to, share and ship.
 
-A line is written whole, under a lock; what a process that died wrote of one is passed over. A line
-is data, a measured schedule, and is checked when it is applied: no code is taken from there.
+A line is written whole, under a lock; what a process that died wrote of one is passed over, with
+a warning. A line is data, a measured schedule, and is checked when it is applied: no code is taken
+from there.
 
 Lines, by what they hold:
 
@@ -22,7 +23,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class Database:
         """Write a line; an OSError where it cannot be written."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        with filelock.FileLock(self.path.with_suffix(".lock")):
+        with self._lock():
             descriptor = os.open(self.path, flags, 0o600 if self._own else 0o666)
             try:
                 end = os.lseek(descriptor, 0, os.SEEK_END)
@@ -149,14 +150,39 @@ class Database:
                 log.warning("what was tuned is not used: %s: %s", self.path, error)
         return b""
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        for line in self._content().splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # the end of a line is missing
-                continue
-            if isinstance(record, dict):
-                yield record
+    def _lines(self) -> list[dict[str, Any]]:
+        content = self._content()
+        found, damaged = _records(content)
+        if damaged and not content.endswith(b"\n"):  # which somebody may be writing
+            with contextlib.suppress(OSError, filelock.Timeout), self._lock():
+                found, damaged = _records(self._content())
+        if damaged and self.path not in _told:
+            _told.add(self.path)
+            lines = "1 line" if damaged == 1 else f"{damaged} lines"
+            log.warning("%s of %s cannot be read, and the rest is used", lines, self.path)
+        return found
+
+    def _lock(self) -> Any:
+        return filelock.FileLock(self.path.with_suffix(".lock"))
+
+
+#: Files whose damage was told of.
+_told: set[Path] = set()
+
+
+def _records(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The lines that are dicts, and how many are none."""
+    found, damaged = [], 0
+    for line in content.splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            found.append(record)
+        else:
+            damaged += 1
+    return found, damaged
 
 
 def _is_number(value: Any) -> bool:
