@@ -120,6 +120,7 @@ class Trail:
             for var in places[:1]:
                 found[var].add(node)
         self.lifted = once
+        self._name_results(before[self.name], legal[self.name], found)
         self._pass_on(legal[self.name], found)
         return found
 
@@ -148,6 +149,13 @@ class Trail:
                 if own is not None and source is not None and source != own:
                     users.setdefault(source, []).append(own)
         return users
+
+    def _name_results(self, before: Any, after: Any, found: dict[Any, set[str]]) -> None:
+        """Let what makes a result of constants, a copy, be the work of the node that it is of."""
+        for old, new in zip(_results(before), _results(after), strict=False):
+            node = self.origins.get(getattr(old, "name", ""))
+            if node is not None and new in found and not found[new]:
+                found[new] = {node}
 
     def _pass_on(self, function: Any, found: dict[Any, set[str]]) -> None:
         """Let what a pass has added (a transpose, a cast) be the work of who reads it."""
@@ -186,6 +194,13 @@ def bindings(function: Any) -> Iterator[Any]:
         for binding in block.bindings:
             if isinstance(binding, relax.VarBinding):
                 yield binding
+
+
+def _results(function: Any) -> list[Any]:
+    """What a function returns, as variables or constants."""
+    values = {binding.var: binding.value for binding in bindings(function)}
+    made = values.get(function.body.body, function.body.body)
+    return list(made.fields) if isinstance(made, relax.Tuple) else [made]
 
 
 def _signature(value: Any) -> Any:
@@ -245,8 +260,11 @@ def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> l
     """The variables of the function after grouping, in order."""
     known: dict[Any, list[Any]] = defaultdict(list)
     numbers: dict[Any, Any] = {}
+    named = {}
     for binding in bindings(legal):
         known[_key(binding.value, numbers)].append(binding.var)
+        if _MARKED.match(binding.var.name):
+            named[binding.var.name] = binding.var
         numbers[binding.var] = binding.var.name
     found = []
     standing: dict[Any, Any] = {v: v.name for v in grouped[name].params}
@@ -254,7 +272,9 @@ def _grouped(legal: Any, grouped: Any, name: str, own: dict[Any, set[str]]) -> l
         value = binding.value
         callee = _callee(value, grouped)
         if callee is None:
+            # What reads a value that was not followed has kept its name.
             twin = _twin(known, _key(value, standing))
+            twin = named.get(binding.var.name) if twin is None else twin
             standing[binding.var] = twin.name if twin is not None else binding.var.name
             nodes = own.get(twin, set()) if twin is not None else set()
             found.append(_Made(binding.var.name, nodes, str(standing[binding.var])))

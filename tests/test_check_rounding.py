@@ -83,6 +83,46 @@ def test_what_is_wrong_is_no_rounding(name: str, library: str, dtype: torch.dtyp
     assert str(target) in [node.op for node in _nodes(found)], str(found)
 
 
+class Leaps(torch.nn.Module):
+    """Results that leap where their inputs hardly move, all over the tensor."""
+
+    def __init__(self, leap: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.leap = leap
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + self.leap(x.tanh() * 3)
+
+
+def _swapped(condition: Any, one: Any, other: Any) -> Any:
+    return op.where(condition, other, one)
+
+
+def _smallest(x: Any, k: int, *rest: Any) -> Any:
+    both = op.topk(op.astype(x, "float32"), k=k, ret_type="both", largest=False, dtype="int64")
+    return op.astype(both[0], x.ty.dtype), both[1]
+
+
+LEAPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any, Callable[..., Any]]] = {
+    "two sides": (lambda x: x.where(x > 0.1, x * x * 0.1), aten.where.self, _swapped),
+    "indices": (lambda x: x + x.topk(3, -1)[1].to(x.dtype).sum(-1, True), aten.topk, _smallest),
+    "steps": (torch.round, aten.round, lambda x: op.floor(x)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LEAPS)
+def test_what_leaps_everywhere_is_no_rounding(name: str, dtype: torch.dtype) -> None:
+    leap, target, wrong = LEAPS[name]
+    target = getattr(target, "default", target)
+    x = torch.randn(18, 32).to(dtype)
+    right = fx2relax.check(Leaps(leap), x, options={"library": "none"})
+    assert right.right, str(right)
+    options = {"library": "none", "call_function_map": {target: wrong}}
+    found = fx2relax.check(Leaps(leap), x, options=options)
+    assert str(target) in [node.op for node in _nodes(found)], str(found)
+
+
 def _nodes(found: fx2relax.Checked) -> list[Any]:
     return [node for wrong in found.wrong for node in wrong.nodes]
 

@@ -185,10 +185,13 @@ def _how(site: Site, calls: dict[str, Any]) -> str:
 def _ways(graph: Graph, trail: Trail) -> None:
     """How each node is computed, by what computes it."""
     for node in graph.nodes:
-        if node.how != "generated":
+        if node.how not in ("generated", "nothing"):
             continue
-        if node.kernels:
-            kinds = {graph.kernels[place].how for place in node.kernels}
+        kinds = {graph.kernels[place].how for place in node.kernels}
+        if node.how == "nothing":
+            if kinds:  # each call returns a tensor of its own
+                node.how, node.why = kinds.pop(), f"{node.why}, and copied"
+        elif kinds:
             node.how = next(k for k in ("torch", "library", "generated") if k in kinds)
         elif node.name in trail.lifted:
             node.how = "weights"
