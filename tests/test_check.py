@@ -160,6 +160,34 @@ def test_what_is_right_is_found_right(grad: bool, library: str) -> None:
     assert "all right" in str(found)
 
 
+class Shortcut(nn.Module):
+    """Two convolutions whose scales are a part of their weights, and whose shifts are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(16, 32, size, padding=size // 2, bias=False), nn.BatchNorm2d(32)
+            )
+            for size in (3, 1)
+        )
+        for side in self.sides:
+            side[1].running_var.uniform_(0.1, 0.3)
+            side[1].running_mean.normal_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.sides[0](x) + self.sides[1](x))
+        return F.max_pool2d(y, 3, 1, 1).mean((2, 3))
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_a_scaled_product_is_no_product(library: str) -> None:
+    x = torch.randn(2, 16, 32, 32)  # as many rows and columns as channels: no shape tells which
+    found = fx2relax.check(Shortcut().eval(), x, options={"library": library})
+    assert found.right, str(found)
+    assert found.kernels
+
+
 def test_a_wrong_gradient_is_named() -> None:
     def wrong(builder_free_grad: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return op.multiply(

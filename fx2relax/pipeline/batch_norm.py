@@ -213,7 +213,8 @@ class _Folded(PyExprMutator):  # type: ignore[misc]
                 minus = relax.const(-1.0, dtype_of(root))
                 scale = emit(_op.multiply(minus if scale is None else scale, minus))
                 shift = vector if shift is None else emit(_op.subtract(vector, shift))
-        product = emit(self._scaled(root, scale), chain.name)
+        # Of the same node still, but not its value, which nothing has now.
+        product = emit(self._scaled(root, scale), f"{chain.name}_scaled")
         if shift is None:
             return product
         channels = sizes[axis]
