@@ -117,16 +117,21 @@ def _indented(code: str) -> str:
 
 
 def write_reproducer(graph: torch.fx.GraphModule, error: Exception) -> Path:
-    """Write a script that imports the graph with inputs of the same shapes; return its path."""
+    """Write a script that imports the graph with inputs of the same shapes; return its path.
+
+    Sizes that are symbols keep their names, unless the graph takes one as an argument: a script has
+    numbers for these, and so for all.
+    """
     inputs = []
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            val = node.meta.get("val")
-            if isinstance(val, torch.Tensor):
-                shape = [int(s) if isinstance(s, int) else str(s) for s in val.shape]
-                inputs.append(f"    ({shape}, {val.dtype}),")
-            else:
-                inputs.append(f"    {val!r},")
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    numbers = any(isinstance(n.meta.get("val"), torch.SymInt) and n.users for n in given)
+    for node in given:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            shape = [_number(n) if numbers or isinstance(n, int) else str(n) for n in val.shape]
+            inputs.append(f"    ({shape}, {val.dtype}),")
+        else:
+            inputs.append(f"    {_number(val)!r},")
     text = _TEMPLATE.format(
         reason=_quoted(f"{type(error).__name__}: {error}"),
         code=_indented(graph.code),
@@ -136,3 +141,11 @@ def write_reproducer(graph: torch.fx.GraphModule, error: Exception) -> Path:
     path = folder / "reproduce.py"
     path.write_text(text)
     return path
+
+
+def _number(value: Any) -> Any:
+    """A symbol as the number that it stood for when the graph was traced; all else as it is."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    hint = value.node.hint
+    return 2 if hint is None else hint

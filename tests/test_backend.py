@@ -1,8 +1,11 @@
 """`torch.compile(backend="relax")` as PyTorch's users know `torch.compile`."""
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +255,37 @@ def test_what_aot_autograd_refuses_runs_in_pytorch(caplog: pytest.LogCaptureFixt
     )
     with pytest.raises(Exception, match="polygamma_"):
         strict(x)
+
+
+_PLANT = """import fx2relax
+
+
+def _fails(x):
+    raise ValueError("no such function")
+
+
+fx2relax.converts(torch.ops.aten.sin.default, override=True)(_fails)
+"""
+
+
+def test_a_reproducer_of_symbolic_sizes_fails_in_the_same_way(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fails(x: Any) -> Any:
+        raise ValueError("no such function")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin().clamp(max=float("inf")), torch.ones(2 * x.shape[0])
+
+    options = {"call_function_map": {torch.ops.aten.sin.default: fails}, "cache": False}
+    torch.compile(function, backend="relax", dynamic=True, options=options)(torch.randn(3, 8))
+    found = re.search(r"reproducer: (\S+)", caplog.text)
+    assert found is not None
+    text = Path(found[1]).read_text(encoding="utf-8")
+    script = tmp_path / "planted.py"
+    script.write_text(text.replace("import fx2relax\n", _PLANT), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    assert "ValueError: no such function" in done.stderr
