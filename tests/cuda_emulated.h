@@ -21,6 +21,8 @@
 #define __shared__ static
 #define alignas(bytes) __attribute__((aligned(bytes)))
 #define uint unsigned
+#define uchar unsigned char
+#define ushort unsigned short
 #define CUDART_INF_F INFINITY
 #define CUDART_INF double(INFINITY)
 #define CUDART_NAN_F NAN
@@ -126,13 +128,59 @@ inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
 inline double rsqrt(double value) { return 1 / std::sqrt(value); }
 #endif
 
+// -- memory --------------------------------------------------------------------------------------
+
+struct Trap {};
+[[noreturn]] inline void __trap() { throw Trap(); }
+struct Beyond {};
+
+/// A pointer into a tensor of known size.
+template <class T> struct Checked {
+  char *at, *begin, *end;
+  T *inside(size_t bytes) const {
+    if (at < begin || at + bytes > end) throw Beyond();
+    return reinterpret_cast<T *>(at);
+  }
+  Checked operator+(int64_t by) const { return {at + by * int64_t(sizeof(T)), begin, end}; }
+  T &operator[](int64_t index) const { return *(*this + index).inside(sizeof(T)); }
+  template <class U> explicit operator U *() const {
+    return reinterpret_cast<U *>(inside(sizeof(U)));
+  }
+};
+
+/// The memory of a thread, which holds ones before it is written to: NaN, or -1.
+template <class T, int64_t N> struct Local {
+  T items[N];
+  Local() { forget(); }
+  void forget() { std::memset(static_cast<void *>(items), 0xff, sizeof items); }
+  Checked<T> operator+(int64_t by) {
+    char *begin = reinterpret_cast<char *>(items);
+    return Checked<T>{begin, begin, begin + sizeof items} + by;
+  }
+  T &operator[](int64_t index) { return (*this + index)[0]; }
+  template <class U> explicit operator U *() { return static_cast<U *>(*this + 0); }
+};
+
+static std::vector<std::pair<void *, size_t>> shared_memory;
+
+/// The memory of a block.
+template <class T, int64_t N> struct Shared : Local<T, N> {
+  Shared() { shared_memory.emplace_back(this->items, sizeof this->items); }
+};
+
+static std::vector<std::pair<char *, size_t>> tensors;
+
+template <class T> Checked<T> within(void *pointer) {
+  char *at = static_cast<char *>(pointer);
+  for (auto &[begin, size] : tensors)
+    if (begin <= at && at <= begin + size) return {at, begin, begin + size};
+  return {at, nullptr, reinterpret_cast<char *>(~uintptr_t(0))};  // made for the launches alone
+}
+
 // -- threads -------------------------------------------------------------------------------------
 
 struct Place { unsigned x = 0, y = 0, z = 0; };
 static Place threadIdx, blockIdx;
-
-struct Trap {};
-[[noreturn]] inline void __trap() { throw Trap(); }
 
 enum class State { ready, at_block, at_warp, done };
 
@@ -149,7 +197,7 @@ static struct Block {
   std::vector<Thread> threads;
   ucontext_t scheduler;
   unsigned now = 0;
-  bool backwards = false, trapped = false;
+  bool backwards = false, trapped = false, beyond = false;
   void (*body)(void *) = nullptr;
   void *given = nullptr;
   uint64_t exchanged[2][1024];
@@ -210,6 +258,8 @@ void Block::enter() {
     block.body(block.given);
   } catch (Trap) {
     block.trapped = true;
+  } catch (Beyond) {
+    block.trapped = block.beyond = true;
   }
   block.threads[block.now].state = State::done;
 }
@@ -255,11 +305,15 @@ struct Any {
   union { int64_t whole; double real; void *pointer; };
 };
 
-template <class T> T taken(const Any &given) {
-  if constexpr (std::is_pointer_v<T>) return static_cast<T>(given.pointer);
-  else if constexpr (std::is_floating_point_v<T>) return static_cast<T>(given.real);
-  else return static_cast<T>(given.whole);
-}
+template <class T> struct Taken {
+  static T from(const Any &given) {
+    if constexpr (std::is_floating_point_v<T>) return static_cast<T>(given.real);
+    else return static_cast<T>(given.whole);
+  }
+};
+template <class T> struct Taken<Checked<T>> {
+  static Checked<T> from(const Any &given) { return within<T>(given.pointer); }
+};
 
 static bool stuck = false;
 
@@ -269,7 +323,7 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
   unsigned sizes[6] = {1, 1, 1, 1, 1, 1};  // of the grid and of a block
   for (int n = 0; n < count; ++n)
     if (tags[n] >= 0) sizes[tags[n]] = args[sizeof...(P) + n].whole;
-  auto body = [&] { kernel(taken<P>(args[I])...); };
+  auto body = [&] { kernel(Taken<P>::from(args[I])...); };
   block.body = [](void *given) { (*static_cast<decltype(body) *>(given))(); };
   block.given = &body;
   block.trapped = false;
@@ -287,6 +341,7 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
     uint64_t one = block.backwards ? blocks - 1 - n : n;
     blockIdx = {unsigned(one % sizes[0]), unsigned(one / sizes[0] % sizes[1]),
                 unsigned(one / sizes[0] / sizes[1])};
+    for (auto &[memory, size] : shared_memory) std::memset(memory, 0xff, size);
     if (together) {
       stuck = !block.run() && !block.trapped;
     } else {
@@ -297,6 +352,8 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
         }
       } catch (Trap) {
         block.trapped = true;
+      } catch (Beyond) {
+        block.trapped = block.beyond = true;
       }
     }
   }
@@ -308,14 +365,22 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
   return launch(kernel, args, tags, count, together, std::index_sequence_for<P...>());
 }
 
-static bool trapped_once = false;
+static bool beyond = false, trapped = false;
 
-/// Tells what has happened since the last time (1: a trap, 2: threads that wait for ever), and sets
-/// the order of threads.
-extern "C" int __tvm_ffi_emulated_order(void *, const Any *args, int, Any *result) {
-  *result = {1, 0, {(trapped_once ? 1 : 0) + (stuck ? 2 : 0)}};
-  trapped_once = stuck = false;
+/// Sets the order of threads, and the tensors: an address and a size each.
+extern "C" int __tvm_ffi_emulated_begin(void *, const Any *args, int count, Any *result) {
+  *result = {0, 0, {0}};
+  beyond = trapped = stuck = false;
   block.backwards = args[0].whole;
+  tensors.clear();
+  for (int n = 1; n + 1 < count; n += 2)
+    tensors.emplace_back(reinterpret_cast<char *>(args[n].whole), args[n + 1].whole);
+  return 0;
+}
+
+/// What has happened: 1, a trap; 2, threads that wait for ever; 3, an access beyond a tensor's end.
+extern "C" int __tvm_ffi_emulated_end(void *, const Any *, int, Any *result) {
+  *result = {1, 0, {beyond ? 3 : trapped ? 1 : stuck ? 2 : 0}};
   return 0;
 }
 
@@ -324,6 +389,8 @@ extern "C" int __tvm_ffi_emulated_order(void *, const Any *args, int, Any *resul
     static const int tags[] = {__VA_ARGS__};                                                       \
     *result = {0, 0, {0}};                                                                         \
     launch(NAME, args, tags, COUNT, TOGETHER);                                                     \
-    trapped_once |= block.trapped;                                                                 \
+    trapped |= block.trapped;                                                                      \
+    beyond |= block.beyond;                                                                        \
+    block.beyond = false;                                                                          \
     return 0;                                                                                      \
   }

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
 import tvm
 import tvm_ffi
 from cuda_cases import gpus_of
 from cuda_text import Text, parts
-from torch import device as torch_device
 from tvm import relax, tirx
 from tvm.tirx.build import codegen_build
 
@@ -36,6 +36,9 @@ from fx2relax.runtime.compilers import find_compiler
 _HEADER = Path(__file__).with_name("cuda_emulated.h")
 _TAGS = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
 _WAITS = re.compile(r"__sync|__shfl")
+_SAID = {1: "traps", 2: "has threads that wait for ever", 3: "goes beyond a tensor's end"}
+_POINTER = re.compile(r"([\w ]+)\* __restrict__ (\w+)")
+_ARRAY = re.compile(r"(__shared__ )?alignas\(64\) ([\w ]+) (\w+)\[(\d+)\];")
 _COUNT = itertools.count()
 _CPU = 1  # as DLPack calls it
 _KIND = 10  # the field of an argument that holds its device, as TVM calls it
@@ -54,7 +57,7 @@ class GPU:
         self.kernels: dict[str, str] = {}
         self.backwards = False
         with gpus_of(arch):
-            self._target = tvm.target.Target(devices.facts(torch_device("cuda:0")))
+            self._target = tvm.target.Target(devices.facts(torch.device("cuda:0")))
 
     def lower(self, mod: Any, **how: Any) -> Any:
         """`pipeline.lower` for the GPU."""
@@ -71,27 +74,29 @@ class GPU:
         text, launches, host = _translated(mod, self._target)
         prefix = f"fx2relax.emulated.{next(_COUNT)}."
         code = codegen_build(host, with_host(self._target).host)
-        order = None
+        kernels = None
         if text.kernels:  # none of a tensor without elements
             self.kernels |= text.kernels
             kernels = _compiled(text, launches, self.folder)
             code.import_module(kernels)
-            order = kernels["emulated_order"]
         for name in _kernels(mod):
-            function = self._checked(code[name.name_hint], order)
+            function = self._checked(name.name_hint, code[name.name_hint], kernels)
             tvm_ffi.register_global_func(prefix + name.name_hint, function)
         return building.machine_code(_calling(mod, prefix), **how)
 
-    def _checked(self, function: Any, order: Any) -> Any:
-        """A kernel that is run in the order of threads that is set."""
-        if order is None:
+    def _checked(self, name: str, function: Any, kernels: Any) -> Any:
+        """A function that launches kernels in the order of threads that is set."""
+        if kernels is None:
             return function
 
         def run(*arguments: Any) -> None:
-            order(int(self.backwards))
+            held = [a for a in arguments if isinstance(a, tvm.runtime.Tensor)]
+            arrays = [torch.from_dlpack(a) for a in held]
+            places = [n for a in arrays for n in (a.data_ptr(), a.numel() * a.element_size())]
+            kernels["emulated_begin"](int(self.backwards), *places)
             function(*arguments)
-            if said := order(int(self.backwards)):
-                raise RuntimeError("a kernel traps" if said == 1 else "threads wait for ever")
+            if said := kernels["emulated_end"]():
+                raise RuntimeError(f"{name} {_SAID[said]}")
 
         return run
 
@@ -176,6 +181,16 @@ def _on_processor(host: Any) -> Any:
     return tvm.IRModule(done, attrs=host.attrs)
 
 
+def _watched(text: str) -> str:
+    """A kernel that says where it reads or writes what is not there."""
+
+    def array(found: re.Match[str]) -> str:
+        kind = "static Shared" if found[1] else "Local"
+        return f"{kind}<{found[2]}, {found[4]}> {found[3]};"
+
+    return _ARRAY.sub(array, _POINTER.sub(r"Checked<\1> \2", text))
+
+
 def _compiled(text: Text, launches: Iterable[Any], folder: Path) -> Any:
     """The kernels as functions that TVM's launches find."""
     tags = {kernel: found for kernel, found, _ in launches}
@@ -187,7 +202,9 @@ def _compiled(text: Text, launches: Iterable[Any], folder: Path) -> Any:
     # A library of the same name would be the one that was loaded before.
     source = Path(tempfile.mkdtemp(dir=folder)) / "kernels.cpp"
     library = source.with_suffix(".so")
-    source.write_text("\n".join([f'#include "{_HEADER}"', *text.kernels.values(), *entries]))
+    source.write_text(
+        "\n".join([f'#include "{_HEADER}"', *map(_watched, text.kernels.values()), *entries])
+    )
     compiler = find_compiler("c++")
     assert compiler is not None, "needs a C++ compiler"
     command = [

@@ -19,7 +19,8 @@ from tvm.s_tir import dlight
 from .as_written import as_written
 from .c_names import with_c_names
 from .fuse import fuse
-from .launches import check
+from .gpu_guards import loses_guards, without_single_steps
+from .launches import NoLaunch, check
 from .legalize import legalize
 from .lift import lift
 from .precise import precise_sources
@@ -45,8 +46,13 @@ def lower_for_cuda(mod: Any, target: Any, lift_weights: bool) -> Any:
         mod = fuse(legalize(lift(mod) if lift_weights else mod))
         for name, function in list(mod.functions_items()):
             if isinstance(function, tirx.PrimFunc):
-                mod[name] = _scheduled(name, with_c_names(with_traps(function)), target)
+                mod[name] = _scheduled(name, _prepared(function), target)
     return mod
+
+
+def _prepared(function: Any) -> Any:
+    """A kernel as schedules take it."""
+    return without_single_steps(with_c_names(with_traps(function)))
 
 
 def _scheduled(name: Any, function: Any, target: Any) -> Any:
@@ -56,13 +62,15 @@ def _scheduled(name: Any, function: Any, target: Any) -> Any:
     """
     gpu = dlight.gpu
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-    mod = tvm.IRModule({name: function})
     for rule in rules:
+        mod = tvm.IRModule({name: function})  # a schedule changes it in place
         try:
             with _without_tensor_cores(target):
                 done = dlight.ApplyDefaultSchedule(rule)(mod)[name]
             if done.attrs is None or not done.attrs.get("tirx.is_scheduled"):
                 continue
+            if loses_guards(done):
+                raise NoLaunch("threads without a part of a reduction would write its result")
             check(name, done, target)
         except Exception as error:
             _log.info("%s does not take %s: %s", type(rule).__name__, name.name_hint, error)
