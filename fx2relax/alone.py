@@ -55,7 +55,9 @@ def _run(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
         if read not in copies:
             copies[read] = graph.get_attr(str(read.target))
     made = graph.node_copy(node, copies.__getitem__)
-    leaves, structure = pytree.tree_flatten(node.meta["val"])
+    # A view of what it reads would be handed out as PyTorch's own, and not as the converter's.
+    made.meta["val"] = pytree.tree_map_only(torch.Tensor, _apart, node.meta["val"])
+    leaves, structure = pytree.tree_flatten(made.meta["val"])
     ends = [made]
     if isinstance(node.meta["val"], (tuple, list)):
         ends = []
@@ -72,3 +74,8 @@ def _run(node: torch.fx.Node, inputs: Mapping[str, Any], library: str) -> Any:
     with torch.no_grad():
         results = program.call(tuple(given))
     return pytree.tree_unflatten(results, structure)
+
+
+def _apart(value: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same kind whose storage is its own."""
+    return value.new_empty_strided(value.shape, value.stride())

@@ -20,6 +20,7 @@ from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
 from fx2relax.explaining.report import Node
 from fx2relax.lockstep import Lockstep
 from fx2relax.reproducers import write_part
+from fx2relax.runtime.packed_at_use import packed_at_use
 
 _CALLS = 3 * never_slower.SETTLED
 
@@ -158,8 +159,8 @@ def check(
 
     The graph runs in PyTorch beside the program, node by node, and each kernel goes on with
     PyTorch's values, so that every kernel is judged alone. Values are let go of as they are in
-    eager: the memory it takes is about twice eager's for activations, and does not grow with the
-    number of layers.
+    eager, and weights are packed where they are used: the memory it takes is about twice eager's
+    for activations, and does not grow with the number of layers.
 
     Args:
         model: a module or a function, not compiled.
@@ -181,12 +182,16 @@ def check(
     """
     call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)
     checker = _Checker(tolerance)
-    with stages.observed(checker):
+    held = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    weights = [weight for weight in held if type(weight) is torch.nn.Parameter]
+    with stages.observed(checker), packed_at_use(weights):
         for turn in range(_CALLS):
             call()
             if turn and not checker.waiting:
                 break
     torch._dynamo.reset()
+    if checker.broken is not None:  # the model caught it
+        raise checker.broken
     return checker.found()
 
 
@@ -199,6 +204,7 @@ class _Checker(Recorder):
         self.waiting: set[int] = set()
         self.wrong: list[Wrong] = []
         self.failed: list[Failed] = []
+        self.broken: Exception | None = None
         self.kernels = self.passed = self.programs = 0
 
     def note(self, stage: str, what: dict[str, Any]) -> None:
@@ -264,6 +270,7 @@ class _Checker(Recorder):
         lockstep = Lockstep(notes.graph, symbols, names, groups, alone, self.tolerance)
         made = lockstep.run(variant.program, call, arguments)
         if lockstep.failure is not None:
+            self.broken = lockstep.failure
             raise lockstep.failure
         self.programs += 1
         self.kernels += lockstep.compared

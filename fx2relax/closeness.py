@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+#: How many elements are compared at a time.
+_PART = 1 << 20
 
 # Per dtype: relative and absolute tolerance for one operator against eager in the same dtype.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -140,16 +144,27 @@ def difference(
     rtol, atol = TOLERANCES.get(kind, (0.0, 0.0))
     if tol is not None:
         rtol, atol = tol if isinstance(tol, tuple) else (tol, tol)
-    finite = e.isfinite()
-    apart = (a.double() - e.double()).abs().where(finite, 0.0)
-    wrong = apart > atol + rtol * e.double().abs().where(finite, 0.0)
-    if not bool(wrong.any()):
+    if not any(bool(_beyond(x, y, rtol, atol).any()) for x, y in _parts(a, e)):
         return None
+    wrong = _beyond(a, e, rtol, atol)
     if tol is None and exact is not None and exact.shape == e.shape:
         wide = exact.dtype is torch.float64
         if wide and not is_further(a, e, exact.contiguous()):
             return None
     return _counted(wrong, a, e)
+
+
+def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors of one size, some of their elements at a time: they are widened to be compared."""
+    return zip(*(t.reshape(-1).split(_PART) for t in tensors), strict=True)
+
+
+def _beyond(actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> torch.Tensor:
+    """Where two tensors are further apart than is allowed."""
+    finite = expected.isfinite()
+    real = expected.double()
+    apart = (actual.double() - real).abs().where(finite, 0.0)
+    return apart > atol + rtol * real.abs().where(finite, 0.0)
 
 
 def _pairs(tensor: Any) -> Any:

@@ -26,7 +26,7 @@ from torch.utils.dlpack import from_dlpack
 from fx2relax.compat import TVMTensor
 from fx2relax.differences import TOLERANCE, Run, difference, is_rounding, widened
 from fx2relax.runtime.heap import give_back
-from fx2relax.torch_calls import is_random
+from fx2relax.torch_calls import draws
 
 log = logging.getLogger("fx2relax")
 
@@ -144,9 +144,8 @@ class Lockstep:
         if not isinstance(made, TVMTensor):
             return
         node, got = self._by_name[name], from_dlpack(made)
-        if is_random(node.target):  # another draw would be another number
-            self._interpreter.env[node] = _laid(got, node.meta["val"]).clone()
-            self._done(node)
+        if draws(node):  # another draw would be another number
+            self._drawn(node, index, got)
             return
         expected = self._leaf(node, index)
         if isinstance(expected, torch.Tensor) and expected.layout is torch.strided:
@@ -155,6 +154,16 @@ class Lockstep:
             expected = self._judge(place, node, index, laid, expected)
             if laid.shape == expected.shape and laid.dtype == expected.dtype:
                 laid.copy_(expected)
+        self._done(node)
+
+    def _drawn(self, node: torch.fx.Node, index: int, got: torch.Tensor) -> None:
+        """Go on with numbers that the program has drawn."""
+        leaves, structure = pytree.tree_flatten(node.meta["val"])
+        kept = _laid(got, leaves[index]).clone()
+        if len(leaves) > 1:  # of the others PyTorch's are as good
+            leaves = pytree.tree_leaves(self._value(node))
+        leaves[index] = kept
+        self._interpreter.env[node] = pytree.tree_unflatten(leaves, structure)
         self._done(node)
 
     def _leaf(self, node: torch.fx.Node, index: int) -> Any:
@@ -201,7 +210,7 @@ class Lockstep:
         for node, got in zip(nodes, results, strict=True):
             if not isinstance(node, torch.fx.Node) or not isinstance(got, torch.Tensor):
                 continue
-            drawn = any(is_random(n.target) for n in _ancestors(node))
+            drawn = any(draws(n) for n in _ancestors(node))
             if self.failure is None and not drawn and got.layout is torch.strided:
                 expected = self._value(node)
                 if isinstance(expected, torch.Tensor):
@@ -285,7 +294,7 @@ class Lockstep:
         return seen
 
     def _differs(self, node: torch.fx.Node) -> bool:
-        if node.target is operator.getitem or is_random(node.target):
+        if node.target is operator.getitem or draws(node):
             return False
         inputs = self._inputs([node])
         made = self._alone(node, inputs)

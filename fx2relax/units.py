@@ -7,6 +7,11 @@ import time
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
+def count_text(count: int, what: str) -> str:
+    """``1 kernel``, ``3 kernels``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def size_text(count: int | None) -> str:
     """``3.4 MiB``."""
     if count is None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fx2relax
+from fx2relax import registry
 from fx2relax.compat import op
 from fx2relax.differences import difference
 
@@ -383,3 +384,61 @@ def test_memory_is_at_most_twice_eagers(batch: int) -> None:
         assert done.returncode == 0, done.stderr
         peaks[way] = float(done.stdout)
     assert peaks["check"] < 2 * peaks["eager"], peaks
+
+
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_attention_without_dropout_draws_nothing(library: str, dynamic: bool | None) -> None:
+    """It is compared as any other node, whether a kernel makes it alone or with others."""
+    shipped = registry.registered()[ATTENTION].function
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        made = fx2relax.converters.common.emit(shipped(*given, **named)[0])
+        return op.multiply(made, fx2relax.converters.common.const(1.01, made)), None
+
+    def net(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = F.scaled_dot_product_attention(x.sin(), x, x.cos())
+        return (x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) @ w).relu()
+
+    def alone(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    given = torch.randn(2, 4, 6, 8), torch.randn(32, 16)
+    for function in (net, alone):
+        options = {"library": library}
+        right = fx2relax.check(function, *given, options=options, dynamic=dynamic)
+        assert right.right, str(right)
+        assert right.kernels
+        options["call_function_map"] = {ATTENTION: wrong}
+        found = fx2relax.check(function, *given, options=options, dynamic=dynamic)
+        named = {node.op for each in found.wrong for node in each.nodes}
+        assert str(ATTENTION) in named, str(found)
+
+
+def test_what_breaks_while_comparing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the model's own code catches it, and calls again."""
+    from fx2relax import lockstep
+
+    def breaks(*values: Any) -> Any:
+        raise TypeError("not comparable")
+
+    def calls(inner: Any, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return inner(x)
+        except TypeError:
+            return inner(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _net(layers=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch._dynamo.disable(calls, recursive=False)(self.inner, x)
+
+    monkeypatch.setattr(lockstep, "difference", breaks)
+    with pytest.raises(TypeError, match="not comparable"):
+        fx2relax.check(Net(), torch.randn(9, 32), options={"library": "torch"})

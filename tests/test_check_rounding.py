@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import fx2relax
+from fx2relax import registry
 from fx2relax.compat import op
-from fx2relax.converters.common import const, relax
+from fx2relax.converters.common import const, emit, relax
 from fx2relax.differences import is_rounding
 
 aten = torch.ops.aten
@@ -242,6 +243,70 @@ def test_what_is_done_once_on_weights_is_named() -> None:
     options = {"call_function_map": {aten.exp.default: _off(op.exp, 1e-2)}}
     found = fx2relax.check(Net(), torch.randn(4, 16), options=options)
     assert [node.op for wrong in found.wrong for node in wrong.nodes] == ["aten.exp.default"]
+
+
+VIEWS: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "select": (aten.select.int, lambda w: w[0]),
+    "unsqueeze": (aten.unsqueeze.default, lambda w: w.unsqueeze(0).sum(0)[0]),
+    "slice": (aten.slice.Tensor, lambda w: w[:, 3:5].sum(1)),
+}
+
+
+@pytest.mark.parametrize("library", ["torch", "none"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_wrong_view_of_a_weight_is_named(name: str, library: str) -> None:
+    """And not the kernel that reads it: a view alone is what the converter makes of it."""
+    target, view = VIEWS[name]
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mv(x, view(self.weight)).sigmoid()
+
+    shipped = registry.registered()[target].function
+    wrong = {target: lambda *given, **named: _scaled(shipped(*given, **named), 1.003)}
+    options = {"call_function_map": wrong, "library": library}
+    found = fx2relax.check(Net(), torch.randn(4, 16), options=options)
+    assert {node.op for each in found.wrong for node in each.nodes} == {str(target)}, str(found)
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    value = emit(value)
+    return op.multiply(value, const(factor, value))
+
+
+HALF: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "erfc": (aten.erfc.default, torch.erfc),
+    "amax": (aten.amax.default, lambda x: x - x.amax(-1, keepdim=True)),
+    "softmax": (aten._softmax.default, lambda x: x.softmax(-1)),
+    "group_norm": (aten.native_group_norm.default, lambda x: F.group_norm(x, 4)),
+    "cumsum": (aten.cumsum.default, lambda x: x.cumsum(-1)),
+    "exp": (aten.exp.default, lambda x: (-x * x).exp() * 3 + 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HALF)
+def test_some_roundings_of_half_precision_are_wrong(name: str, dtype: torch.dtype) -> None:
+    """Eight roundings are more than fused kernels leave, and none are found where all is right."""
+    target, function = HALF[name]
+    shipped = registry.registered()[target].function
+    factor = 1 + 8 * torch.finfo(dtype).eps
+
+    def wrong(*given: Any, **named: Any) -> Any:
+        made = shipped(*given, **named)
+        several = target is aten.native_group_norm.default
+        return (_scaled(made[0], factor), *made[1:]) if several else _scaled(made, factor)
+
+    x = torch.randn(20, 64).to(dtype)
+    options = {"library": "none"}
+    right = fx2relax.check(function, x, options=options)
+    assert right.right, str(right)
+    found = fx2relax.check(function, x, options={**options, "call_function_map": {target: wrong}})
+    assert str(target) in {node.op for each in found.wrong for node in each.nodes}, str(found)
 
 
 def test_a_result_that_is_what_was_given_is_named() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 import fx2relax
 from fx2relax.explaining.report import Kernel, Line, Node
+from fx2relax.explaining.text import leading_lines, more_lines
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -261,6 +262,34 @@ def test_small_graphs_are_accounted_for(name: str, monkeypatch: pytest.MonkeyPat
     for name, _ in rest:
         assert name.split(",")[0] in str(report)
         assert name.split(",")[0] in report.to_html()
+
+
+def test_lines_that_take_no_time_come_last() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(64, 8)
+        x = x.T
+        x = x.exp()
+        return x.unsqueeze(0)
+
+    report = fx2relax.explain(function, torch.randn(8, 64), options={"library": "none"})
+    assert "more line" not in str(report)
+    page = report.measure(0.1).to_html()
+    idle = sum(not spent for _, spent, _ in report.data.by_line())
+    assert idle in (1, 2, 3), "views may be part of the kernel"
+    said = more_lines(report.data.by_line()[-idle:], report.data)
+    assert said.endswith(", no kernel's time")
+    assert said in page
+    assert said in " ".join(str(report).split())
+    places = [page.index(part) for part in ("x.exp()", "around the graphs", "x.unsqueeze(0)")]
+    assert places == sorted(places)
+    assert "1 kernel<" in page
+    for kernel in report.data.kernels:
+        kernel.seconds = 0.0
+    first, rest = leading_lines(report.data, 30)
+    assert (len(first), len(rest)) == (0, 4)
+    assert more_lines([(Line(), 1e-3, []), (Line(), 1e-3, [])], report.data) == (
+        "2 more lines, 2 ms together"
+    )
 
 
 def test_watching_leaves_nothing_behind() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from html import escape
 
 from fx2relax import units
-from fx2relax.explaining.report import Data, Graph, Kernel, Node
-from fx2relax.explaining.text import graph_line, summary
+from fx2relax.explaining.report import Data, Graph, Kernel, Line, Node
+from fx2relax.explaining.text import graph_line, leading_lines, more_lines, summary
 
 # A notebook has colours of its own for tables, light ones where its theme is dark: each is said.
 _STYLE = """
@@ -91,7 +91,7 @@ def _remarks(data: Data) -> Iterable[str]:
     if data.limits is not None:
         limits = data.limits
         yield (
-            f"<p>This machine, {limits.threads} thread{'s' if limits.threads != 1 else ''}: "
+            f"<p>This machine, {units.count_text(limits.threads, 'thread')}: "
             f"{units.rate_text(limits.bytes, 1.0, 'B')} from memory, "
             f"{units.rate_text(limits.operations, 1.0, 'FLOP')} in float32.</p>"
         )
@@ -106,25 +106,31 @@ def _remarks(data: Data) -> Iterable[str]:
 
 
 def _lines(data: Data) -> str:
-    rows = data.by_line()
-    body = []
-    for line, spent, operators in rows[:_LINES]:
-        where = escape(str(line) or "(no line)")
-        short = ", ".join(name.removeprefix("aten.") for name in operators)
-        body.append(
-            f'<tr><td class="n">{units.duration_text(spent) if data.call is not None else ""}</td>'
-            f"<td>{_bar(spent, data.call)}</td>"
-            f'<td><b class="place" title="{escape(line.file)}">{where}</b> '
-            f"<code>{escape(line.code)}</code></td>"
-            f'<td class="less">{escape(short)}</td></tr>'
-        )
+    first, rest = leading_lines(data, _LINES)
+    body = [_line(row, data) for row in first]
     for name, spent in data.overheads():
         body.append(
             f'<tr><td class="n">{units.duration_text(spent)}</td><td>{_bar(spent, data.call)}</td>'
             f'<td>{escape(name)}</td><td class="less"></td></tr>'
         )
-    more = f"<p>and {len(rows) - _LINES} more lines</p>" if len(rows) > _LINES else ""
-    return _table(_SOURCE, body) + more
+    table = _table(_SOURCE, body)
+    if not rest:
+        return table
+    more = _table(_SOURCE, [_line(row, data) for row in rest])
+    return f"{table}<details><summary>{more_lines(rest, data)}</summary>{more}</details>"
+
+
+def _line(row: tuple[Line, float, list[str]], data: Data) -> str:
+    line, spent, operators = row
+    where = escape(str(line) or "(no line)")
+    short = ", ".join(name.removeprefix("aten.") for name in operators)
+    return (
+        f'<tr><td class="n">{units.duration_text(spent) if data.call is not None else ""}</td>'
+        f"<td>{_bar(spent, data.call)}</td>"
+        f'<td><b class="place" title="{escape(line.file)}">{where}</b> '
+        f"<code>{escape(line.code)}</code></td>"
+        f'<td class="less">{escape(short)}</td></tr>'
+    )
 
 
 def _graph(graph: Graph, data: Data) -> Iterable[str]:
@@ -134,11 +140,12 @@ def _graph(graph: Graph, data: Data) -> Iterable[str]:
         order = sorted(graph.kernels, key=lambda k: -(k.seconds or 0.0))
         rows = [_kernel(k, nodes, data) for k in order]
         table = _table(_KERNELS, rows)
-        yield f"<details open><summary>{len(rows)} kernels</summary>{table}</details>"
+        said = units.count_text(len(rows), "kernel")
+        yield f"<details open><summary>{said}</summary>{table}</details>"
     if graph.nodes:
         rows = [_node(node) for node in graph.nodes]
         table = _table(_NODES, rows)
-        yield f"<details><summary>{len(rows)} nodes</summary>{table}</details>"
+        yield f"<details><summary>{units.count_text(len(rows), 'node')}</summary>{table}</details>"
     for name, body in (("FX graph", graph.fx), ("Relax", graph.relax), ("TIR", graph.tir)):
         if body:
             text = f'<div class="wide"><pre>{escape(body)}</pre></div>'

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fx2relax import units
-from fx2relax.explaining.report import Data, Graph
+from fx2relax.explaining.report import Data, Graph, Line
 
 _ROWS = 30
 WAYS = {
@@ -47,9 +47,8 @@ def show(data: Data, console: Console) -> None:
 
 def summary(data: Data) -> str:
     """The first lines of a report."""
-    count = len(data.graphs)
-    words = [f"{data.model}: {count} graph{'s' if count != 1 else ''}"]
-    words.append(f"{len(data.breaks)} graph break{'s' if len(data.breaks) != 1 else ''}")
+    words = [f"{data.model}: {units.count_text(len(data.graphs), 'graph')}"]
+    words.append(units.count_text(len(data.breaks), "graph break"))
     words.append(f"first call {units.duration_text(data.seconds)}")
     if data.call is not None and data.outside is not None:
         words.append(f"a call {units.duration_text(data.call)}")
@@ -61,13 +60,15 @@ def graph_line(graph: Graph) -> str:
     """What a graph is made of, in a line."""
     ways = Counter(node.how for node in graph.nodes)
     words = [f"{ways[way]} {name}" for way, name in WAYS.items() if ways[way]]
-    parts = [f"{len(graph.nodes)} nodes ({', '.join(words)}), {len(graph.kernels)} kernels"]
+    nodes = units.count_text(len(graph.nodes), "node")
+    parts = [f"{nodes} ({', '.join(words)}), {units.count_text(len(graph.kernels), 'kernel')}"]
     if graph.why:
         parts.append(graph.why)
     if graph.weights.count:
         weights = graph.weights
-        made = f", of which {weights.made} are made anew once" if weights.made else ""
-        parts.append(f"{weights.count} weights of {units.size_text(weights.bytes)}{made}")
+        made = f", from which {weights.made} more are made once" if weights.made else ""
+        count = units.count_text(weights.count, "weight")
+        parts.append(f"{count} of {units.size_text(weights.bytes)}{made}")
     if graph.unplanned:
         plan = f"{units.size_text(graph.memory)} for {units.size_text(graph.unplanned)}"
         parts.append(f"memory {plan} of values between kernels")
@@ -108,8 +109,8 @@ def _lines(data: Data) -> Table:
     table = Table(title="lines", title_justify="left")
     for name in ("time", "share", "line", "code", "operators"):
         table.add_column(name, justify="right" if name in ("time", "share") else "left")
-    rows = data.by_line()
-    for line, spent, operators in rows[:_ROWS]:
+    first, rest = leading_lines(data, _ROWS)
+    for line, spent, operators in first:
         table.add_row(
             units.duration_text(spent) if data.call is not None else "",
             units.share_text(spent, data.call or 0.0),
@@ -120,6 +121,32 @@ def _lines(data: Data) -> Table:
     for name, spent in data.overheads():
         share = units.share_text(spent, data.call or 0.0)
         table.add_row(units.duration_text(spent), share, "", Text(f"({name})"), "")
-    if len(rows) > _ROWS:
-        table.caption = f"and {len(rows) - _ROWS} more"
+    if rest:
+        table.caption = f"and {more_lines(rest, data)}"
     return table
+
+
+_Row = tuple[Line, float, list[str]]
+
+
+def leading_lines(data: Data, most: int) -> tuple[list[_Row], list[_Row]]:
+    """The lines that are shown first, and the rest.
+
+    Where times are known, lines that take none (views, what is done once on weights) are of the
+    rest, so that what a call takes outside of kernels does not come after all of them.
+    """
+    rows = data.by_line()
+    if data.call is not None and data.kernels:
+        most = min(most, sum(spent > 0 for _, spent, _ in rows))
+    return rows[:most], rows[most:]
+
+
+def more_lines(rest: list[_Row], data: Data) -> str:
+    """How many lines there are more, and what they take together."""
+    said = units.count_text(len(rest), "more line")
+    if data.call is None:
+        return said
+    spent = sum(taken for _, taken, _ in rest)
+    return (
+        f"{said}, {units.duration_text(spent)} together" if spent else f"{said}, no kernel's time"
+    )
