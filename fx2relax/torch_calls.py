@@ -58,7 +58,7 @@ def is_ordered(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
-    if _draws(node) or is_collective(target):
+    if draws(node) or is_collective(target):
         return True
     return target._schema.is_mutable or target._schema.name in _IMPURE
 
@@ -72,10 +72,10 @@ def is_repeatable(node: Node) -> bool:
         return target is torch.ops.higher_order.cond
     if is_collective(target) or target._schema.is_mutable:
         return False
-    return _draws(node) or target._schema.name in _IMPURE - {"aten::_print"}
+    return draws(node) or target._schema.name in _IMPURE - {"aten::_print"}
 
 
-def _draws(node: Node) -> bool:
+def draws(node: Node) -> bool:
     """Whether a call draws random numbers: attention without dropout does not."""
     if not is_random(node.target):
         return False
@@ -85,6 +85,14 @@ def _draws(node: Node) -> bool:
         return True
     given = node.kwargs.get("dropout_p", arguments[place].default_value)
     return bool((node.args[place] if place < len(node.args) else given) != 0)
+
+
+def _reads_strides(target: Any) -> bool:
+    """Whether an operator refuses operands that lie otherwise than in the graph."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    exact = torch.Tag.needs_exact_strides in target.tags
+    return exact or target._schema.name == "aten::_grouped_mm"
 
 
 @dataclass(frozen=True)
@@ -149,9 +157,14 @@ class TorchCall:
         )
         self.val = node.meta.get("val")
         # A draw fills memory in its order, so that its numbers depend on its operands' strides; so
-        # do the strides of what Relax has no type for, which is returned as it is.
-        strided = is_random(node.target) or not all(
-            is_held(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
+        # do the strides of what Relax has no type for, which is returned as it is. Some products
+        # are only made of matrices that lie in a certain way.
+        strided = (
+            is_random(node.target)
+            or _reads_strides(node.target)
+            or not all(
+                is_held(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
+            )
         )
         self._layouts: list[Layout | None] = [
             Layout.of(leaf.meta.get("val")) if strided else None

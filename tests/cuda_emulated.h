@@ -133,6 +133,7 @@ inline double rsqrt(double value) { return 1 / std::sqrt(value); }
 struct Trap {};
 [[noreturn]] inline void __trap() { throw Trap(); }
 struct Beyond {};
+struct Askew {};
 
 /// A pointer into a tensor of known size.
 template <class T> struct Checked {
@@ -144,13 +145,14 @@ template <class T> struct Checked {
   Checked operator+(int64_t by) const { return {at + by * int64_t(sizeof(T)), begin, end}; }
   T &operator[](int64_t index) const { return *(*this + index).inside(sizeof(T)); }
   template <class U> explicit operator U *() const {
+    if (uintptr_t(at) % alignof(U)) throw Askew();
     return reinterpret_cast<U *>(inside(sizeof(U)));
   }
 };
 
 /// The memory of a thread, which holds ones before it is written to: NaN, or -1.
 template <class T, int64_t N> struct Local {
-  T items[N];
+  alignas(64) T items[N];
   Local() { forget(); }
   void forget() { std::memset(static_cast<void *>(items), 0xff, sizeof items); }
   Checked<T> operator+(int64_t by) {
@@ -197,7 +199,7 @@ static struct Block {
   std::vector<Thread> threads;
   ucontext_t scheduler;
   unsigned now = 0;
-  bool backwards = false, trapped = false, beyond = false;
+  bool backwards = false, trapped = false, beyond = false, askew = false;
   void (*body)(void *) = nullptr;
   void *given = nullptr;
   uint64_t exchanged[2][1024];
@@ -260,6 +262,8 @@ void Block::enter() {
     block.trapped = true;
   } catch (Beyond) {
     block.trapped = block.beyond = true;
+  } catch (Askew) {
+    block.trapped = block.askew = true;
   }
   block.threads[block.now].state = State::done;
 }
@@ -315,7 +319,7 @@ template <class T> struct Taken<Checked<T>> {
   static Checked<T> from(const Any &given) { return within<T>(given.pointer); }
 };
 
-static bool stuck = false;
+static bool stuck = false, empty = false;
 
 template <class... P, size_t... I>
 int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bool together,
@@ -337,6 +341,7 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
     for (size_t n = 0; n < places.size(); ++n) block.threads[n].place = places[n];
   }
   uint64_t blocks = uint64_t(sizes[0]) * sizes[1] * sizes[2];
+  empty |= !blocks || places.empty();  // which CUDA refuses
   for (uint64_t n = 0; n < blocks && !block.trapped && !stuck; ++n) {
     uint64_t one = block.backwards ? blocks - 1 - n : n;
     blockIdx = {unsigned(one % sizes[0]), unsigned(one / sizes[0] % sizes[1]),
@@ -354,6 +359,8 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
         block.trapped = true;
       } catch (Beyond) {
         block.trapped = block.beyond = true;
+      } catch (Askew) {
+        block.trapped = block.askew = true;
       }
     }
   }
@@ -365,12 +372,12 @@ int launch(void (*kernel)(P...), const Any *args, const int *tags, int count, bo
   return launch(kernel, args, tags, count, together, std::index_sequence_for<P...>());
 }
 
-static bool beyond = false, trapped = false;
+static bool beyond = false, trapped = false, askew = false;
 
 /// Sets the order of threads, and the tensors: an address and a size each.
 extern "C" int __tvm_ffi_emulated_begin(void *, const Any *args, int count, Any *result) {
   *result = {0, 0, {0}};
-  beyond = trapped = stuck = false;
+  beyond = trapped = askew = stuck = empty = false;
   block.backwards = args[0].whole;
   tensors.clear();
   for (int n = 1; n + 1 < count; n += 2)
@@ -378,9 +385,10 @@ extern "C" int __tvm_ffi_emulated_begin(void *, const Any *args, int count, Any 
   return 0;
 }
 
-/// What has happened: 1, a trap; 2, threads that wait for ever; 3, an access beyond a tensor's end.
+/// What has happened: 1, a trap; 2, threads that wait for ever; 3, an access beyond a tensor's end;
+/// 4, a launch of nothing; 5, a vector that does not begin at a multiple of its size.
 extern "C" int __tvm_ffi_emulated_end(void *, const Any *, int, Any *result) {
-  *result = {1, 0, {beyond ? 3 : trapped ? 1 : stuck ? 2 : 0}};
+  *result = {1, 0, {askew ? 5 : empty ? 4 : beyond ? 3 : trapped ? 1 : stuck ? 2 : 0}};
   return 0;
 }
 
@@ -391,6 +399,7 @@ extern "C" int __tvm_ffi_emulated_end(void *, const Any *, int, Any *result) {
     launch(NAME, args, tags, COUNT, TOGETHER);                                                     \
     trapped |= block.trapped;                                                                      \
     beyond |= block.beyond;                                                                        \
-    block.beyond = false;                                                                          \
+    askew |= block.askew;                                                                          \
+    block.beyond = block.askew = false;                                                            \
     return 0;                                                                                      \
   }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import subprocess
 import tempfile
@@ -26,10 +27,10 @@ from cuda_text import Text, parts
 from tvm import relax, tirx
 from tvm.tirx.build import codegen_build
 
-from fx2relax import devices, pipeline, programs
+from fx2relax import devices, drafts, pipeline
 from fx2relax.pipeline import building
 from fx2relax.pipeline.cuda import with_host
-from fx2relax.pipeline.launches import calls_of, on_device
+from fx2relax.pipeline.launches import PIPELINE, calls_of, on_device
 from fx2relax.pipeline.precise import precise_sources
 from fx2relax.runtime.compilers import find_compiler
 
@@ -37,6 +38,7 @@ _HEADER = Path(__file__).with_name("cuda_emulated.h")
 _TAGS = [f"{kind}Idx.{axis}" for kind in ("block", "thread") for axis in "xyz"]
 _WAITS = re.compile(r"__sync|__shfl")
 _SAID = {1: "traps", 2: "has threads that wait for ever", 3: "goes beyond a tensor's end"}
+_SAID |= {4: "is launched without a block", 5: "has a vector that begins within another"}
 _POINTER = re.compile(r"([\w ]+)\* __restrict__ (\w+)")
 _ARRAY = re.compile(r"(__shared__ )?alignas\(64\) ([\w ]+) (\w+)\[(\d+)\];")
 _COUNT = itertools.count()
@@ -112,7 +114,10 @@ def emulated(folder: Path, arch: int = 80) -> Iterator[GPU]:
     gpu = GPU(folder, arch)
     names = {name: getattr(pipeline, name) for name in ("census", "library_code", "LinkError")}
     own = {"lower": gpu.lower, "give": gpu.give, "machine_code": gpu.machine_code}
-    with mock.patch.object(programs, "pipeline", SimpleNamespace(**names, **own)):
+    with (
+        mock.patch.object(drafts, "pipeline", SimpleNamespace(**names, **own)),
+        mock.patch.dict(os.environ, {"FX2RELAX_COMPILE_PROCESS": "0"}),
+    ):
         yield gpu
 
 
@@ -144,7 +149,7 @@ def _translated(mod: Any, target: Any) -> tuple[Text, Any, Any]:
     """The text of a module's kernels, their launches, and the code that makes them."""
     target = with_host(target)
     device, host, launches = on_device(tvm.IRModule({n: mod[n] for n in _kernels(mod)}), target)
-    _, finish, _ = tirx.get_tir_pipeline("default")
+    _, finish, _ = tirx.get_tir_pipeline(PIPELINE)
     with target:
         ready = finish()(_on_processor(host))
         if device is None:

@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx
 from tvm.tirx.build import codegen_build
 
-from fx2relax import devices, pipeline, programs
+from fx2relax import devices, drafts, pipeline
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
 from fx2relax.pipeline.cuda import with_host
@@ -51,10 +51,10 @@ class Text:
 
 def text_of(graph: Any, specs: list[InputSpec], library: str = "torch") -> Text:
     """What a graph on a GPU is compiled to; see `cuda_cases.graph_of`."""
-    return text_of_draft(programs.draft_of(graph, specs, Options(library=library), False), library)
+    return text_of_draft(drafts.draft_of(graph, specs, Options(library=library), False), library)
 
 
-def text_of_draft(draft: programs.Draft, library: str) -> Text:
+def text_of_draft(draft: drafts.Draft, library: str) -> Text:
     """What a graph that was imported is compiled to, for the GPU that PyTorch describes now."""
     imported, target = draft.imported, devices.facts(draft.device)
     lifted = imported.num_input < len(imported.params)

@@ -137,14 +137,17 @@ def ddp_of_a_static_graph(device: str) -> None:
     trains(lambda wrap: parallel(wrap(build()), static_graph=True), device)
 
 
+def with_spare_now_and_then(model: nn.Module, words: Tensor, number: int) -> Tensor:
+    """A step in which every second batch leaves a part of the model unused."""
+    loss = next_word(model, words, with_spare=number % 2 == 1)
+    loss.backward()
+    return loss
+
+
 @case
 def ddp_finds_what_is_unused(device: str) -> None:
-    def step(model: nn.Module, words: Tensor, number: int) -> Tensor:
-        loss = next_word(model, words, with_spare=number % 2 == 1)
-        loss.backward()
-        return loss
-
     build = partial(seeded, partial(Transformer, spare=True), device)
+    step = with_spare_now_and_then
     trains(lambda wrap: wrap(whole(build(), find_unused_parameters=True)), device, step=step)
 
 

@@ -18,13 +18,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import distributed_collectives
+import distributed_other
 import distributed_parallel
 import torch
 import torch.distributed as dist
 
 import fx2relax
 
-CASES = {**distributed_parallel.CASES, **distributed_collectives.CASES}
+CASES = {
+    **distributed_parallel.CASES,
+    **distributed_collectives.CASES,
+    **distributed_other.CASES,
+}
+IN_PYTORCH = {**distributed_collectives.IN_PYTORCH, **distributed_other.IN_PYTORCH}
 #: Nothing of this takes as long on any machine; then it hangs.
 SECONDS = 840
 
@@ -50,7 +56,7 @@ def outcome(name: str, device: str, heard: _Heard) -> str:
         if device == "cpu":
             assert not heard.said, heard.said
             stats = fx2relax.stats()
-            expected = distributed_collectives.IN_PYTORCH.get(name, set())
+            expected = IN_PYTORCH.get(name, set())
             assert set(stats["fallback_ops"]) == expected, stats["fallback_ops"]
             assert stats["graphs"] > 0, "nothing was compiled"
     except Exception:

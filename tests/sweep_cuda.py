@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from workers import each
 
-from fx2relax import programs
+from fx2relax import drafts
 from fx2relax.options import Options
 from fx2relax.pipeline.launches import SHARED
 
@@ -61,7 +61,7 @@ def one(name: str, dtype: str, library: str, arches: Sequence[int], cache: Path)
     row = Row((name, dtype, library))
     translate = Translator(cache)
     with gpus_of(arches[0]):
-        draft = programs.draft_of(*network(name, dtype), Options(library=library), False)
+        draft = drafts.draft_of(*network(name, dtype), Options(library=library), False)
     for arch in arches:
         with gpus_of(arch):
             text = text_of_draft(draft, library)

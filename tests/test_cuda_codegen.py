@@ -67,6 +67,8 @@ def _cases() -> dict[str, Case]:
     found["bags"] = _bags, [(12, LONG), (4, LONG), (20, 8)], "none"
     found["scan"] = lambda x: x.cumsum(-1).to(torch.int32), [(5, 40)], "none"
     found["sort"] = lambda x: x.sort(stable=True).values, [(5, 40, HALF)], "none"
+    found["several launches"] = lambda x: x.softmax(0) * 2, [(5, 40, HALF)], "torch"
+    found["bits"] = torch.nextafter, [(5, 7, BFLOAT), (5, 7, BFLOAT)], "torch"
     found["few rows"] = torch.mv, [(5, 10), (10,)], "none"
     found["one step"] = lambda x: functional.rms_norm(x, (1,)).sum(0), [(1, 9, 1)], "none"
     return found

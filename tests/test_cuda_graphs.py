@@ -6,7 +6,9 @@ It notes what PyTorch runs while a graph is captured, and runs it again on the s
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,11 +44,12 @@ class _Cuda:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.capturing, self.now, self.replays = False, 1, 0
         self.waits: list[int] = []
+        self.captured: list[Any] = []
         for name, value in {
             "device": lambda device: contextlib.nullcontext(),
             "stream": lambda stream: contextlib.nullcontext(),
             "current_stream": self._stream,
-            "Stream": self._stream,
+            "Stream": lambda device: self._stream(device),
             "Event": lambda: SimpleNamespace(record=lambda stream: None),
             "CUDAGraph": self._graph,
             "graph": self._captured,
@@ -57,7 +60,7 @@ class _Cuda:
 
     def _stream(self, device: Any = None) -> Any:
         wait = lambda event: self.waits.append(self.now)  # noqa: E731
-        stream = SimpleNamespace(cuda_stream=self.now, wait_event=wait)
+        stream = SimpleNamespace(cuda_stream=self.now, wait_event=wait, device=device)
         stream.wait_stream = lambda other: None
         return stream
 
@@ -74,8 +77,10 @@ class _Cuda:
         return SimpleNamespace(steps=steps, replay=replay)
 
     @contextlib.contextmanager
-    def _captured(self, graph: Any, capture_error_mode: str) -> Iterator[None]:
+    def _captured(self, graph: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert not self.capturing, "two captures at once"
         self.capturing = True
+        self.captured.append(stream.device)
         try:
             with _Noting(graph.steps):
                 yield
@@ -219,6 +224,27 @@ def test_a_capture_of_the_users_holds_the_kernels(cuda: _Cuda) -> None:
     cuda.capturing = True
     assert call((torch.zeros(2),))[0].tolist() == [1.0, 1.0]
     assert (program.calls, cuda.replays) == (WARM + 2, 1)
+
+
+def test_a_capture_is_on_a_stream_of_its_own_gpu(cuda: _Cuda) -> None:
+    """PyTorch's own stream for captures is on the GPU that had the first."""
+    for device in (CPU, torch.device("meta")):
+        call = Replayed(_Program(lambda x: (x + 1,)), device, (), ())
+        _settle(call, torch.ones(2, device=device))
+    assert cuda.captured == [CPU, torch.device("meta")]
+
+
+def test_threads_capture_one_after_the_other(cuda: _Cuda) -> None:
+    def slow(x: Tensor) -> Any:
+        time.sleep(0.05 * cuda.capturing)
+        return (x + 1,)
+
+    calls = [_replayed(slow)[0] for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(WARM):
+            list(pool.map(lambda call: call((torch.ones(2),)), calls))
+        list(pool.map(lambda call: call._capture((torch.ones(2),)), calls))
+    assert len(cuda.captured) == 4
 
 
 def test_inference_mode_and_not(cuda: _Cuda) -> None:

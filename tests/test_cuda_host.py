@@ -6,7 +6,6 @@ import logging
 import shutil
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,17 +18,15 @@ import tvm_ffi
 from cuda_cases import ampere, graph_of, specs_of
 from torch.nn.functional import embedding, layer_norm, linear
 
-from fx2relax import backend, devices, pipeline, programs, switches
+from fx2relax import backend, devices, drafts, pipeline, switches
 from fx2relax.alternatives import Alternatives
 from fx2relax.clocks import Clock
 from fx2relax.errors import ArgumentError, BuildFailure
 from fx2relax.graph_key import graph_key
 from fx2relax.never_slower import Contest, Verdicts
 from fx2relax.options import Options
-from fx2relax.pipeline import building
-from fx2relax.pipeline.in_torch import in_torch
 from fx2relax.runtime import boundary
-from fx2relax.runtime import in_torch as functions
+from fx2relax.runtime.weights import Weights
 from fx2relax.taking_turns import Turns
 
 __all__ = ["ampere"]
@@ -109,7 +106,7 @@ def test_an_argument_elsewhere_is_refused() -> None:
 
 def _calls(function: Callable[..., Any], *shapes: Any, library: str = "torch") -> list[str]:
     graph = graph_of(function, *shapes)
-    draft = programs.draft_of(graph, specs_of(graph), Options(library=library), False)
+    draft = drafts.draft_of(graph, specs_of(graph), Options(library=library), False)
     return [c.op_name.split(".")[1] for c in draft.imported.torch_calls.values()]
 
 
@@ -131,6 +128,22 @@ def test_what_runs_in_pytorch_on_a_gpu() -> None:
 
 
 @pytest.mark.usefixtures("ampere")
+def test_products_whose_operands_have_to_lie_in_a_certain_way() -> None:
+    """The second matrix of a scaled product in columns: cuBLAS has no other."""
+    narrow = torch.float8_e4m3fn
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, w.t(), scale, scale, out_dtype=torch.bfloat16) * 2
+
+    graph = graph_of(scaled, (32, 64, narrow), (48, 64, narrow), (torch.float32,))
+    draft = drafts.draft_of(graph, specs_of(graph), Options(), False)
+    (call,) = draft.imported.torch_calls.values()
+    compact = [torch.zeros(n).to(narrow) for n in ((32, 64), (64, 48))]
+    (x, w, *_), _ = call.arguments([*compact, torch.ones(()), torch.ones(())])
+    assert (x.stride(), w.stride()) == ((64, 1), (1, 64))
+
+
+@pytest.mark.usefixtures("ampere")
 def test_what_is_generated_for_a_gpu() -> None:
     assert not _calls(lambda x: layer_norm(x.softmax(-1), (4,)).sum() / x.std(), (4, 4))
     assert not _calls(
@@ -141,23 +154,10 @@ def test_what_is_generated_for_a_gpu() -> None:
 
 
 @pytest.mark.usefixtures("ampere")
-def test_a_program_for_a_gpu_takes_pytorchs_memory() -> None:
-    graph = graph_of(lambda x, w: (x @ w).relu().softmax(-1) @ w, (4, 4), (4, 4))
-    draft = programs.draft_of(graph, specs_of(graph), Options(), False)
-    target = devices.facts(draft.device)
-    lowered = pipeline.lower(draft.imported.mod, target=target)
-    ready, _ = pipeline.give(lowered, draft.imported.name, draft.imported.num_input)
-    text = building._to_virtual_machine()(in_torch(ready)).script()
-    assert functions.EMPTY in text
-    assert "alloc_storage" not in text
-    assert "alloc_tensor" not in text
-
-
-@pytest.mark.usefixtures("ampere")
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs CUDA's compiler")
 def test_a_graph_is_compiled_for_a_gpu() -> None:
     graph = graph_of(lambda x, w: (x @ w).relu().softmax(-1), (4, 4), (4, 4))
-    draft = programs.draft_of(graph, specs_of(graph), Options(), False)
+    draft = drafts.draft_of(graph, specs_of(graph), Options(), False)
     built = draft.compile("torch", None, "")
     assert built.census["tir_kernels"] >= 1
     assert [c.op_name for c in built.imported.torch_calls.values()] == ["aten.mm.default"]
@@ -165,77 +165,6 @@ def test_a_graph_is_compiled_for_a_gpu() -> None:
     lowered = pipeline.lower(draft.imported.mod, target=target)
     ready, _ = pipeline.give(lowered, draft.imported.name, draft.imported.num_input)
     assert b"fx2relax.gpu.empty" in (pipeline.library_code(ready, target=target) or b"")
-
-
-# -- memory and numbers in PyTorch -------------------------------------------------------------
-
-
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let programs for the processor do as those for a GPU; what they allocate."""
-    made: list[Any] = []
-    give = building.give_results
-
-    def given(mod: Any, *rest: Any) -> Any:
-        mod, calling = give(mod, *rest)
-        return in_torch(mod, "cpu"), calling
-
-    def empty(*arguments: Any) -> torch.Tensor:
-        fresh = functions._empty(*arguments)
-        made.append(weakref.ref(fresh.untyped_storage()))
-        return fresh
-
-    monkeypatch.setattr(building, "give_results", given)
-    tvm_ffi.register_global_func(functions.EMPTY, empty, override=True)
-    yield made
-    tvm_ffi.register_global_func(functions.EMPTY, functions._empty, override=True)
-
-
-@pytest.mark.usefixtures("fresh")
-def test_memory_of_pytorchs_goes_back_after_its_last_use(on_cpu: list[Any]) -> None:
-    alive: list[int] = []
-
-    @torch.library.custom_op("fx2relax_tests::look", mutates_args=())
-    def look(x: torch.Tensor) -> torch.Tensor:
-        alive.append(sum(m() is not None for m in on_cpu))
-        return x.clone()
-
-    look.register_fake(torch.empty_like)
-
-    def net(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(6):
-            x = look((x @ x).softmax(-1).cumsum(0))
-        return x
-
-    x = torch.rand(8, 8)
-    compiled = torch.compile(net, backend="relax", fullgraph=True)
-    for _ in range(2):
-        torch.testing.assert_close(compiled(x), net(x))
-    assert len(on_cpu) >= 20, "too few intermediate results for a look at their memory"
-    assert max(alive[:6]) <= 2
-
-
-@pytest.mark.usefixtures("fresh", "on_cpu")
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_sizes_and_conditions_are_read_in_pytorch(sign: float) -> None:
-    def net(x: torch.Tensor) -> Any:
-        found = x.nonzero()
-        chosen = torch.cond(x.sum() > 0, lambda x: x.sin() @ x, lambda x: x.cos() @ x, (x,))
-        return found * 2, chosen, x[:0].exp() @ x
-
-    x = sign * torch.tensor([[1.0, 0.0], [2.0, 0.5]])
-    options = {"on_unsupported": "raise"}
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(net, backend="relax", fullgraph=True, options=options)
-        torch.testing.assert_close(compiled(x), net(x))
-
-
-def test_a_capture_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = SimpleNamespace(is_cuda=True)
-    monkeypatch.setattr(functions, "from_dlpack", lambda _: there)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="no captured graph can read"):
-        functions._sizes(SimpleNamespace(__dlpack__=lambda: None))
 
 
 # -- streams -----------------------------------------------------------------------------------
@@ -312,6 +241,28 @@ def test_what_one_stream_made_another_waits_for_once(
     enter()
     enter()
     assert streams.said == [("record", 7), ("wait", 8), ("keep", 8)]
+
+
+def test_what_a_capture_makes_of_weights_is_not_kept(streams: _Streams) -> None:
+    """It is made when the graph is replayed, and a call outside of it may come before."""
+    weight = torch.ones(3)
+    (spec,) = specs_of(graph_of(torch.relu, (3,), device="cpu"))
+    made: list[Any] = []
+
+    def transform(weights: Any) -> Any:
+        made.append(tvm_ffi.from_dlpack(torch.from_dlpack(weights[0]) * 2))
+        return made[-1:]
+
+    weights = Weights([spec], transform, lambda made: lambda: None)
+    for capturing, count in ((True, 1), (True, 2), (False, 3), (False, 3), (True, 3)):
+        streams.capturing = capturing
+        assert weights.get([weight])[0].same_as(made[-1])
+        assert len(made) == count
+    weight.add_(1)
+    assert not weights.get([weight])[0].same_as(made[2])
+    streams.capturing = False
+    weights.get([weight])
+    assert len(made) == 5
 
 
 # -- the clock -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fx2relax
+from fx2relax.runtime import boundary
 from fx2relax.runtime.compilers import find_compiler
 from fx2relax.testing import assert_matches_eager
 
@@ -122,7 +123,7 @@ def test_a_step_of_training_gives_what_eager_gives(gpu: GPU, name: str) -> None:
 
 def test_sizes_that_are_symbols(gpu: GPU) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return (x @ w).softmax(-1) * x.sum(1, keepdim=True) + x.amax()
+        return (x @ w).softmax(-1) * x.sum(1, keepdim=True) + x.amax() + (x[:, :6] * 2).softmax(0)
 
     w = torch.randn(10, 6)
     fx2relax.reset_stats()
@@ -133,12 +134,43 @@ def test_sizes_that_are_symbols(gpu: GPU) -> None:
     assert fx2relax.stats()["graphs"] == 1
 
 
+def test_a_size_that_turns_out_to_be_zero_launches_nothing(gpu: GPU) -> None:
+    """CUDA refuses a grid without a block."""
+
+    def function(x: torch.Tensor) -> Any:
+        found = x.nonzero()
+        return found * 2, (found + 0.5).softmax(0), (found * 1.5).exp().sum(1)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        fast = torch.compile(function, backend="relax", fullgraph=True, options=OPTIONS)
+        for x in (torch.ones(5, 3), torch.zeros(5, 3), torch.eye(3, 5)):
+            _both_ways(gpu, lambda x=x: fast(x), function(x))  # type: ignore[misc]
+    assert gpu.kernels
+
+
 def test_an_index_beyond_the_end_stops_the_gpu(gpu: GPU) -> None:
     table, ids = torch.randn(4, 3), torch.tensor([1, 7])
     fast = torch.compile(F.embedding, backend="relax", options=OPTIONS)
     torch.testing.assert_close(fast(ids % 4, table), table[ids % 4])
     with pytest.raises(Exception, match=r"traps|out of range"):
         fast(ids, table)
+
+
+def test_tensors_that_begin_where_no_vector_does(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice, whose vectors a GPU would not read."""
+
+    def product() -> Any:
+        torch._dynamo.reset()
+        return torch.compile(torch.mm, backend="relax", options=OPTIONS)
+
+    whole, y = torch.randn(96 * 160 + 1), torch.randn(160, 128)
+    aligned, x = (whole[n : n + 96 * 160].view(96, 160) for n in (0, 1))
+    with pytest.raises(Exception, match="begins within another"):
+        product()(x, y)
+    monkeypatch.setitem(boundary.ALIGNED, "cpu", boundary.ALIGNED["cuda"])
+    fast = product()
+    for given in (aligned, aligned, x, x, aligned):
+        torch.testing.assert_close(fast(given, y), given @ y)
 
 
 def test_a_missing_barrier_is_seen(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:

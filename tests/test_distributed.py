@@ -28,7 +28,7 @@ def _cases() -> list[str]:
     """The names of the cases, read from their files: they are not for this process to import."""
     return [
         node.name
-        for name in ("distributed_parallel", "distributed_collectives")
+        for name in ("distributed_parallel", "distributed_collectives", "distributed_other")
         for node in ast.parse((HERE / f"{name}.py").read_text()).body
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(d, ast.Name) and d.id == "case" for d in node.decorator_list)

@@ -10,6 +10,7 @@ import tvm_ffi
 from fx2relax import pipeline
 from fx2relax.pipeline import packing
 from fx2relax.runtime import compiled, library, native
+from fx2relax.runtime.packed_at_use import packed_at_use
 from fx2relax.testing import assert_matches_eager
 
 pytestmark = pytest.mark.skipif(not native.use(), reason="no C++ compiler")
@@ -220,6 +221,32 @@ def test_a_net_is_packed_and_a_changed_weight_is_seen(net, monkeypatch):
         torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
         net.load_state_dict({k: v * 0.5 for k, v in net.state_dict().items()})
         torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@mkldnn
+def test_a_large_convolution_over_one_axis_is_not_packed(monkeypatch):
+    net, x = torch.nn.Conv1d(256, 256, 3, 2), random(2, 256, 99)
+    text, run = lowered(net, x, monkeypatch=monkeypatch)
+    assert "pack_conv" not in text
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+@mkldnn
+def test_weights_are_packed_where_they_are_used(net, monkeypatch):
+    names = [f"{packed}_{kind}" for packed in ("pack", "packed") for kind in ("conv", "linear")]
+    before = [function(name).same_as for name in names]
+    x = random(1, 64, 9, 9)
+    given = random(96, 64)
+    with packed_at_use([*net.parameters(), given]), packed_at_use([]):
+        _, run = lowered(net, x, monkeypatch=monkeypatch)
+        held = function("pack_linear")(*passed(given, tvm_ffi.Shape((1, 120))))
+        assert isinstance(held, tvm_ffi.Array)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+        y = torch.from_dlpack(function("packed_linear")(*passed(random(0, 64)), held))
+        assert y.shape == (0, 96)
+    assert all(same(function(name)) for name, same in zip(names, before, strict=True))
 
 
 @mkldnn

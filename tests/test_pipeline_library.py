@@ -216,3 +216,20 @@ def test_library_none_calls_nothing() -> None:
     assert "call_dps_packed" not in lower(mod, library="none").script()
     with pytest.raises(ValueError, match="'torch', 'generated' or 'none'"):
         lower(mod, library="mkl")
+
+
+@pytest.mark.parametrize(("length", "calls"), [(64, 0), (2100, 1)])
+def test_attention_whose_scores_would_fill_memory(length: int, calls: int) -> None:
+    """It is the library's also where products are generated, with its mask and its scale."""
+    shapes = [(1, 2, 2100, 8), (1, 2, length, 8), (1, 2, length, 8), (1, 1, 1, length)]
+
+    def body(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        q, k, v = [b.emit(R.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v)]
+        return R.nn.attention(q, k, v, m, scale=0.5)
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    mod = module(body, *shapes)
+    assert lower(mod, library="generated").script().count("call_dps_packed") == calls
+    expected = F.scaled_dot_product_attention(*inputs, scale=0.5).transpose(1, 2)
+    torch.testing.assert_close(run(mod, *inputs, library="generated"), expected)

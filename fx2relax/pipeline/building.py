@@ -29,8 +29,9 @@ from .given import give_results
 from .in_torch import in_torch
 from .integers import use_integers
 from .lapack import use_lapack
+from .launches import PIPELINE
 from .legalize import legalize
-from .library import PREFIX, use_library
+from .library import PREFIX, use_library, use_long_attention
 from .lift import lift, without_transforms
 from .llvm_turns import generating
 from .masks import holds_masks
@@ -64,7 +65,8 @@ def lower(
         target: a TVM target, its dict or its name; this machine when left out. For CUDA, all
             kernels are generated, whatever `library` says.
         library: "torch" sends products, convolutions, attention and dense linear algebra to
-            PyTorch's kernels; "generated" sends dense linear algebra alone; "none" nothing.
+            PyTorch's kernels; "generated" sends dense linear algebra, and attention whose scores
+            would fill memory; "none" nothing.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
             a function then takes what its transform returns in place of its weights.
         known: gives a kernel, for a target, a schedule that goes before our rules, or None.
@@ -93,6 +95,8 @@ def lower(
         if library == "torch":
             mod = use_library(mod)
         else:
+            if library == "generated":
+                mod = use_long_attention(mod)
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
@@ -163,7 +167,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
         target, relax_passes = with_host(target), _to_virtual_machine()
         with target, precise_sources():
             return relax.build(
-                in_torch(mod), target, relax_pipeline=relax_passes, tir_pipeline="default"
+                in_torch(mod), target, relax_pipeline=relax_passes, tir_pipeline=PIPELINE
             )
     with target, generating(target):
         pipeline = NAME if checked else UNCHECKED

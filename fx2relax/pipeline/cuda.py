@@ -17,10 +17,12 @@ from tvm import relax, tirx
 from tvm.s_tir import dlight
 
 from .as_written import as_written
+from .bit_constants import with_plain_constants
 from .c_names import with_c_names
 from .fuse import fuse
 from .gpu_guards import loses_guards, without_single_steps
-from .launches import NoLaunch, check
+from .gpu_memory import with_given_memory
+from .launches import PIPELINE, NoLaunch, check
 from .legalize import legalize
 from .lift import lift
 from .precise import precise_sources
@@ -47,12 +49,12 @@ def lower_for_cuda(mod: Any, target: Any, lift_weights: bool) -> Any:
         for name, function in list(mod.functions_items()):
             if isinstance(function, tirx.PrimFunc):
                 mod[name] = _scheduled(name, _prepared(function), target)
-    return mod
+        return with_given_memory(mod)
 
 
 def _prepared(function: Any) -> Any:
     """A kernel as schedules take it."""
-    return without_single_steps(with_c_names(with_traps(function)))
+    return without_single_steps(with_plain_constants(with_c_names(with_traps(function))))
 
 
 def _scheduled(name: Any, function: Any, target: Any) -> Any:
@@ -103,7 +105,7 @@ def cuda_code(mod: Any, target: Any, to_virtual_machine: Any, link: Any) -> byte
     target = with_host(target)
     with target, precise_sources():
         executable = relax.build(
-            mod, target, relax_pipeline=to_virtual_machine, tir_pipeline="default"
+            mod, target, relax_pipeline=to_virtual_machine, tir_pipeline=PIPELINE
         )
     with tempfile.TemporaryDirectory(prefix="fx2relax-") as folder:
         library = Path(folder) / "program.so"

@@ -10,8 +10,11 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
+from tvm.tirx import compilation_pipeline
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+#: TVM's lowering of scheduled kernels, of which none is launched for a tensor without elements.
+PIPELINE = "fx2relax.cuda"
 #: The most of every NVIDIA GPU since 2014: blocks of a grid, threads of a block, and bytes of a
 #: block's shared memory that no launch has to ask for.
 _LIMITS = {
@@ -68,13 +71,41 @@ def on_device(mod: Any, target: Any) -> tuple[Any, Any, list[Launch]]:
     Raises:
         what TVM's passes raise, where a kernel writes to the GPU's memory from the host, say.
     """
-    passes, _, finish = tirx.get_tir_pipeline("default")
+    passes, _, finish = tirx.get_tir_pipeline(PIPELINE)
     with target:
         named = relax.transform.AttachGlobalSymbol()(mod)
         host, devices = split_host_device_mods(passes(tirx.transform.BindTarget(target)(named)))
         made = [finish()(found) for found in devices.values()]
     device = made[0] if made else None
     return device, host, list(_launches(host, device))
+
+
+def _lowering() -> Any:
+    lowered, *finish = tirx.get_tir_pipeline("default")
+
+    @tvm.transform.module_pass(opt_level=0, name="fx2relax.LowerForGPU")  # type: ignore[untyped-decorator]
+    def lower(mod: Any, ctx: Any) -> Any:
+        mod = lowered(mod)
+        for name, function in list(mod.functions_items()):
+            guarded = tvm_ffi.structural_map(function, (tirx.Evaluate, _unless_empty))
+            if not guarded.same_as(function):
+                mod[name] = guarded
+        return mod
+
+    return (lower, *finish)
+
+
+def _unless_empty(statement: Any) -> Any:
+    """A launch where its grid has a block: CUDA refuses the one of a size that is zero."""
+    found = _launch_of(statement.value)
+    symbolic = [n for n in found[2] if not isinstance(n, tirx.IntImm)] if found else []
+    for size in symbolic:
+        there = tirx.const(0, size.ty.dtype) < size
+        statement = tirx.IfThenElse(there, statement, None)
+    return statement
+
+
+compilation_pipeline.register_tir_pipeline(PIPELINE, _lowering)
 
 
 def check(name: Any, function: Any, target: Any) -> None:
@@ -102,10 +133,14 @@ def calls_of(host: Any) -> Iterator[tuple[str, list[str], list[Any]]]:
     for _, function in host.functions_items():
         calls: list[Any] = []
         tvm_ffi.structural_walk(function.body, (tvm.ir.Call, calls.append))
-        for call in calls:
-            if getattr(call.op, "name", "") == "tirx.call_ffi_kernel":
-                tags = [str(t) for t in call.attrs.launch_params]
-                yield str(call.args[0].value), tags, list(call.args[-len(tags) :] if tags else [])
+        yield from filter(None, map(_launch_of, calls))
+
+
+def _launch_of(call: Any) -> tuple[str, list[str], list[Any]] | None:
+    if getattr(getattr(call, "op", None), "name", "") != "tirx.call_ffi_kernel":
+        return None
+    tags = [str(t) for t in call.attrs.launch_params]
+    return str(call.args[0].value), tags, list(call.args[-len(tags) :] if tags else [])
 
 
 def _launches(host: Any, device: Any) -> Iterator[Launch]:

@@ -6,6 +6,7 @@ half precision the cast of the float32 sum. `runtime.library` holds what is call
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..compat import const_int
 from ..runtime import library as _callbacks
 from .flow import name_of, result_of
+
+#: What describes the library call for each kind of call.
+Roots = dict[str, Callable[[Any, "_Uses"], "_Product | None"]]
 
 PREFIX = _callbacks.PREFIX
 HALF = ("float16", "bfloat16")
@@ -23,6 +28,8 @@ _DTYPES = ("float32", "float64", *HALF)
 CONVOLUTIONS = {
     f"relax.nn.conv{n}d{kind}": (n, bool(kind)) for n in (1, 2, 3) for kind in ("", "_transpose")
 }
+# Scores of as many elements fit no cache.
+_LONG = 8 << 20
 _SPACE = {1: "W", 2: "HW", 3: "DHW"}
 # Their kernels take a bias along for nothing, so a bias before one of them stays outside.
 _POINTWISE = frozenset(
@@ -37,12 +44,21 @@ _POINTWISE = frozenset(
 
 def use_library(mod: Any) -> Any:
     """Replace what the library does well; the rest of the module stays as it is."""
+    return _replaced(mod, _ROOTS)
+
+
+def use_long_attention(mod: Any) -> Any:
+    """Replace attention whose scores would fill memory: the library never holds all of them."""
+    return _replaced(mod, dict.fromkeys(_ATTENTION, _long_attention))
+
+
+def _replaced(mod: Any, roots: Roots) -> Any:
     mod = mod.clone()
     for name, func in list(mod.functions_items()):
         if isinstance(func, relax.Function):
             uses = _Uses(func)
             if uses.candidates:
-                mod[name] = _Calls(mod, uses).visit_expr(func)
+                mod[name] = _Calls(mod, uses, roots).visit_expr(func)
     return relax.transform.DeadCodeElimination()(mod) if len(mod.functions) else mod
 
 
@@ -114,9 +130,9 @@ def _dtype(x: Any) -> str:
 class _Calls(PyExprMutator):  # type: ignore[misc]
     """Rewrites the calls of one function."""
 
-    def __init__(self, mod: Any, uses: _Uses) -> None:
+    def __init__(self, mod: Any, uses: _Uses, roots: Roots) -> None:
         super().__init__(mod)
-        self.uses = uses
+        self.uses, self.roots = uses, roots
 
     def visit_call_(self, call: Any) -> Any:
         """A library call where there is one, the call itself otherwise."""
@@ -136,8 +152,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
     def describe(self, value: Any) -> _Product | None:
         """The library call that computes this expression."""
         name = name_of(value)
-        if name in _ROOTS:
-            return _ROOTS[name](value, self.uses)
+        if name in self.roots:
+            return self.roots[name](value, self.uses)
         if name == "relax.add":
             return self._with_bias(value)
         if name == "relax.astype" and _dtype(value) in HALF:
@@ -152,8 +168,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         if value is None or self.uses.only_reader(var) is None:
             return None
         name = name_of(value)
-        if name in _ROOTS:
-            return _ROOTS[name](value, self.uses)
+        if name in self.roots:
+            return self.roots[name](value, self.uses)
         return self._with_bias(value, whole) if name == "relax.add" else None
 
     def _with_bias(self, value: Any, whole: bool = False) -> _Product | None:
@@ -313,6 +329,16 @@ def _attention(call: Any, uses: _Uses) -> _Product | None:
     return _Product("attention", operands, bias_axis=0, settings=settings)
 
 
+def _long_attention(call: Any, uses: _Uses) -> _Product | None:
+    queries, keys = _sizes(call.args[0]), _sizes(call.args[1])
+    if queries is None or keys is None:
+        return None
+    counts = [const_int(n) for n in (*queries[:3], keys[1])]
+    # A size that is not known is not taken to be large.
+    scores = math.prod(1 if n is None else n for n in counts)
+    return _attention(call, uses) if scores >= _LONG else None
+
+
 def _heads_first(x: Any, uses: _Uses) -> Any:
     """What `x` swaps the two middle axes of."""
     value = uses.values.get(x) if isinstance(x, relax.Var) else None
@@ -321,9 +347,9 @@ def _heads_first(x: Any, uses: _Uses) -> Any:
     return value.args[0] if [int(a) for a in value.attrs.axes] == [0, 2, 1, 3] else None
 
 
-_ROOTS: dict[str, Callable[[Any, _Uses], _Product | None]] = {
+_ATTENTION = ("relax.nn.attention", "relax.nn.attention_bias")
+_ROOTS: Roots = {
     "relax.matmul": _matmul,
-    "relax.nn.attention": _attention,
-    "relax.nn.attention_bias": _attention,
+    **dict.fromkeys(_ATTENTION, _attention),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
 }

@@ -160,6 +160,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         groups, transposed = values[-2:]
         if transposed or groups != 1 or not all(isinstance(s, int) for s in (*sizes, *kernel)):
             return False
+        if len(kernel) == 3:  # PyTorch packs no weight of one dimension of space
+            return False
         places = _product_of([out[0], *(out[1:-1] if last else out[2:])])
         weight = _product_of(kernel)
         if places is None or weight is None:

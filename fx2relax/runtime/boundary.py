@@ -1,6 +1,8 @@
 """The tensor boundary: what TVM assumes of a tensor, and what eager's outputs look like.
 
 TVM's kernels take compact tensors, each element in its own place, and do not check the address.
+Those for GPUs read vectors, at an address that is a multiple of their size: an error there would
+end all work on the GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ from fx2relax.errors import ArgumentError
 from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
+from fx2relax.runtime.owned import owned
+
+#: The addresses at which tensors begin, by the kind of device, where elements of their own do not
+#: suffice: multiples of these.
+ALIGNED = {"cuda": 16}
 
 
 class Opaque:
@@ -45,9 +52,14 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
         return _empty(tensor)
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.data_ptr() % tensor.element_size():  # memory that another library has packed
+    if not begins_well(tensor):  # a slice, or memory that another library has packed
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor
+
+
+def begins_well(tensor: torch.Tensor) -> bool:
+    """Whether kernels may read a tensor from where it begins."""
+    return not tensor.data_ptr() % ALIGNED.get(tensor.device.type, tensor.element_size())
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,6 +110,8 @@ def result(value: Any) -> Any:
     """What the Relax function returned, as PyTorch's: TVM's own tensors where it took none."""
     if isinstance(value, TVMTensor):
         value = from_dlpack(value.__dlpack__())
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        value = owned(value)
     # A tensor of no elements has strides of TVM's own, and may be given as `out=`, to be resized.
     if isinstance(value, torch.Tensor) and value.numel() == 0:
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)

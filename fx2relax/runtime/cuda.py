@@ -11,6 +11,7 @@ from torch.utils.dlpack import from_dlpack
 
 from fx2relax import tvm_runtime
 from fx2relax.runtime import in_torch as in_torch  # registers what programs call
+from fx2relax.runtime.owned import owned
 
 Call = Callable[[Sequence[Any]], list[Any]]
 
@@ -61,7 +62,7 @@ class _Crossing:
         self._device = device
         maker = torch.cuda.current_stream(device)
         self._known = {maker.cuda_stream}
-        self._made = [from_dlpack(tensor.__dlpack__()) for tensor in made]
+        self._made = [owned(from_dlpack(tensor.__dlpack__())) for tensor in made]
         self._event = torch.cuda.Event()
         self._event.record(maker)
 

@@ -8,6 +8,7 @@ to keep.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ Call = Callable[[Sequence[Any]], Any]
 WARM = 3
 #: So many sizes are captured; each holds memory of its own.
 SIZES = 16
+# PyTorch captures one graph at a time: whoever begins waits for all that the GPUs have to do.
+_capturing = own(sys.modules[__name__], "_capturing")
 
 
 class Replayed:
@@ -115,8 +118,10 @@ class Replayed:
             with torch.inference_mode(False), torch.no_grad():
                 taken = [self._taken(place, v) for place, v in enumerate(arguments)]
                 graph = torch.cuda.CUDAGraph()
-                # Other threads may allocate meanwhile.
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                # PyTorch's own stream for captures is on the GPU that had the first of them. Other
+                # threads may allocate meanwhile.
+                how = {"stream": self._side, "capture_error_mode": "thread_local"}
+                with _capturing, torch.cuda.graph(graph, **how):
                     results = list(self._call(taken))
         except Exception as error:
             log.info("a graph is not captured: %s: %s", type(error).__name__, error)

@@ -53,6 +53,7 @@ class Way:
         kind: str = "cpu",
     ) -> None:
         self._inputs = list(inputs)
+        self._aligned = boundary.ALIGNED.get(kind)
         self._guarded = [s for s in self._inputs if isinstance(s.val, torch.Tensor)]
         self._calling = calling
         self._solved = values["solve"] is not None
@@ -113,6 +114,8 @@ class Way:
                 if spec.val.is_complex():
                     value = f"as_real({value})"
                 lines.append(f"    v{i} = {value}")
+                if self._aligned:  # which guards do not look at
+                    lines.append(f"    if v{i}.data_ptr() % {self._aligned}: return checked(a)")
                 if not _static(spec.val):
                     lines.append(f"    if not (v{i}.is_contiguous() and v{i}.numel()):")
                     lines.append("        return checked(a)")
@@ -233,7 +236,7 @@ def _lies_well(spec: InputSpec, tensor: Any) -> bool:
     physical = tensor if spec.permutation is None else tensor.permute(spec.permutation)
     if not physical.is_contiguous() or tensor.numel() == 0:
         return False
-    return bool(tensor.data_ptr() % tensor.element_size() == 0)
+    return boundary.begins_well(tensor)
 
 
 def _guard(specs: Sequence[InputSpec], tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

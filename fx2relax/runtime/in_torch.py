@@ -13,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from fx2relax.dtypes import to_torch
 from fx2relax.runtime.boundary import ready
+from fx2relax.runtime.owned import remember
 
 #: Memory: a shape, TVM's name of a dtype, PyTorch's kind of device.
 EMPTY = "fx2relax.gpu.empty"
@@ -24,7 +25,10 @@ TRUTH = "fx2relax.gpu.truth"
 
 def _empty(shape: Any, dtype: Any, kind: Any) -> torch.Tensor:
     fresh = torch.empty(tuple(shape), dtype=to_torch(dtype), device=str(kind))
-    return fresh if fresh.numel() else ready(fresh)
+    if not fresh.numel():
+        return ready(fresh)
+    remember(fresh)
+    return fresh
 
 
 def _on_host(tensor: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ from fx2relax.collectives import waited
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
 from fx2relax.locks import own
 from fx2relax.runtime.boundary import Opaque, ready
+from fx2relax.runtime.owned import remember
 from fx2relax.torch_calls import TorchCall
 
 
@@ -62,7 +63,10 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
         # TVM plans memory by its own uses: a result must not share an operand's storage.
         if result.numel() and result.untyped_storage().data_ptr() in addresses:
             result = result.clone()
-        return ready(result)
+        result = ready(result)
+        if result.is_cuda:
+            remember(result)
+        return result
     if isinstance(result, int) and not isinstance(result, bool):
         return tvm_ffi.Shape((result,))
     return Opaque(result)

@@ -56,7 +56,20 @@ class Weights:
         """What stands right of `num_input` in the call."""
         made = self._last
         if made is None or not made.holds(weights):
+            if self._streams is not None and torch.cuda.is_current_stream_capturing():
+                # Nothing is made before the graph is replayed, and then there, for that graph.
+                return self._captured(weights)
             made = self._last = self._find(weights)
+        if made.enter is not None:
+            made.enter()
+        return made.ready
+
+    def _captured(self, weights: Sequence[torch.Tensor]) -> list[Any]:
+        """What is made of weights that nothing was made of, in a graph that is being captured."""
+        ids = tuple(map(id, weights))
+        made = self._sets.get(ids)
+        if made is None or not made.holds(weights):
+            return self._renew(weights, ids).ready
         if made.enter is not None:
             made.enter()
         return made.ready
