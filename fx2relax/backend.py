@@ -28,6 +28,7 @@ from fx2relax import (
     collectives,
     decompositions,
     devices,
+    drafts,
     kept,
     logs,
     never_slower,
@@ -103,6 +104,7 @@ def _compiled(
     """`relax` with options read, and the names of the weights among the inputs."""
     chosen, names = settings
     stages.note("captured", graph=graph_module)
+    programs.expect(graph_module, example_inputs, chosen)
     with registry.overrides(chosen.converters), whole_operators():
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names, collectives.is_shared(graph_module))
@@ -279,7 +281,7 @@ class _Compiler:
         rng_states.fill_in(graph)
         whole_inputs(graph.graph, specs)
 
-        def callable_of(built: programs.Built) -> Call:
+        def callable_of(built: drafts.Built) -> Call:
             program = Program(
                 built.imported, built.executable, device, built.calling, built.kernels
             )
@@ -315,7 +317,7 @@ class _Compiler:
             built.census["tir_kernels"],
             built.census["library_calls"],
             seconds,
-            "" if built.imported.mod is not None else ", found compiled",
+            ", found compiled" if built.found else "",
         )
         return call
 

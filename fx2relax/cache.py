@@ -25,6 +25,7 @@ _DIGEST = hashlib.sha256().digest_size
 SUFFIX = ".program"
 NOTES = ".notes.json"
 HITS = ".hits"
+SEEN = ".seen"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DEFAULT_SIZE = 1 << 30
 
@@ -127,6 +128,17 @@ class Store:
             finally:
                 os.close(descriptor)
 
+    def is_new(self, graph: str) -> bool:
+        """Whether a graph, of which this is a digest, was not asked for before; it is now."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            os.close(os.open(self.where / f"{graph}{SEEN}", flags, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def notes(self, key: str) -> dict[str, Any]:
         """What was measured of a program: see `note`."""
         try:
@@ -148,7 +160,7 @@ class Store:
 
 
 def _counts(path: Path) -> bool:
-    return path.name.endswith((SUFFIX, NOTES, HITS))
+    return path.name.endswith((SUFFIX, NOTES, HITS, SEEN))
 
 
 def _packed(entry: Entry, key: str) -> bytes:

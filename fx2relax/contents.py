@@ -20,7 +20,7 @@ import filelock
 from fx2relax import cache, disk
 
 # Files that hold nothing by themselves.
-_BESIDE = (cache.NOTES, cache.HITS, ".sha256", ".json")
+_BESIDE = (cache.NOTES, cache.HITS, cache.SEEN, ".sha256", ".json")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fx2relax import programs
+from fx2relax import drafts, programs
 from fx2relax.custom_kernels import Signature
 from fx2relax.errors import ArgumentError, BuildFailure, Fx2RelaxError
 from fx2relax.locks import own
@@ -118,7 +118,7 @@ class Compiled:
                 built.imported, built.executable, calling=built.calling, kernels=built.kernels
             )
 
-    def _compiled(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> programs.Built:
+    def _compiled(self, graph: torch.fx.GraphModule, specs: list[InputSpec]) -> drafts.Built:
         try:
             return programs.build(graph, specs, _OPTIONS)
         except Fx2RelaxError:

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ _STORE = frozenset(
         "FX2RELAX_CACHE",
         "FX2RELAX_CACHE_DIR",
         "FX2RELAX_CACHE_SIZE",
+        "FX2RELAX_COMPILE_PROCESS",
         "FX2RELAX_CUDA",
         "FX2RELAX_NEVER_SLOWER",
     }
@@ -69,13 +71,13 @@ def graph_key(
     Raises:
         NoSpelling: the graph holds what has no meaning outside of this process.
     """
-    said = _Graph(graph)
+    said = Spelled(graph)
     device = devices.facts(devices.of_graph(graph))
     text = json.dumps(
         {
             "graph": said.nodes(),
             "symbols": said.facts(),
-            "inputs": [_input(spec) for spec in specs],
+            "inputs": [spelled_input(spec) for spec in specs],
             "options": {"library": options.library, "on_unsupported": options.on_unsupported},
             "converters": sorted(
                 target_name(t) for t, c in registry.registered().items() if not shipped(c)
@@ -90,14 +92,22 @@ def graph_key(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _input(spec: InputSpec) -> list[Any]:
+def is_symbolic(value: Any) -> bool:
+    """Whether a fake value is a symbol, or a tensor that has one for a size or stride."""
+    if isinstance(value, torch.Tensor):
+        return bool(value._has_symbolic_sizes_strides)
+    return isinstance(value, _SYMBOLIC)
+
+
+def spelled_input(spec: InputSpec) -> list[Any]:
+    """What is compiled for an input depends on this, and on its fake value."""
     return [spec.name, spec.kind, spec.mutated, spec.permutation, spec.position, spec.storage]
 
 
-class _Graph:
-    """Spells one graph, its nodes by their places."""
+class Spelled:
+    """Spells one graph, its nodes by their places; `compiling.spelling` reads it again."""
 
-    def __init__(self, graph: torch.fx.GraphModule, outer: _Graph | None = None) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, outer: Spelled | None = None) -> None:
         self.graph = graph
         self.places = {node: place for place, node in enumerate(graph.graph.nodes)}
         self.storages: dict[int, int] = {}
@@ -106,11 +116,12 @@ class _Graph:
         self.nested = outer is not None
 
     def nodes(self) -> list[Any]:
+        """Each node: its kind, what it calls, its arguments, its fake value."""
         return [self._node(node) for node in self.graph.graph.nodes]
 
     def _node(self, node: Node) -> list[Any]:
         if node.op == "get_attr":
-            said: Any = self._attribute(_attribute(self.graph, str(node.target)))
+            said: Any = self._attribute(attrgetter(str(node.target))(self.graph))
         elif node.op == "call_function":
             said = _target(node.target)
         else:
@@ -152,7 +163,7 @@ class _Graph:
 
     def _attribute(self, value: Any) -> Any:
         if isinstance(value, torch.fx.GraphModule):
-            return _Graph(value, self).nodes()
+            return Spelled(value, self).nodes()
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # A constant of the graph itself is an argument of what is compiled.
             digest = _digest(value) if self.nested or value.numel() <= 1 << 16 else None
@@ -198,12 +209,6 @@ def _target(target: Any) -> str:
 def _taken_apart(target: torch._ops.OpOverload) -> bool:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return decompositions.rule(target) is not None or target.has_kernel_for_dispatch_key(composite)
-
-
-def _attribute(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
 
 
 def _digest(value: torch.Tensor) -> str:

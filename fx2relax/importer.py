@@ -171,7 +171,7 @@ class Importer:
         for node in nodes:
             if node.op != "get_attr":
                 continue
-            value = _attribute(self.graph_module, str(node.target))
+            value = operator.attrgetter(str(node.target))(self.graph_module)
             if not isinstance(value, torch.Tensor) or not routes.is_held(value):
                 self.attributes[node] = value
                 continue
@@ -390,7 +390,7 @@ class Importer:
             self.env[placeholder] = self.env[operand]
         for child in inner:
             if child.op == "get_attr":
-                self.env[child] = constant(_attribute(graph, str(child.target)))
+                self.env[child] = constant(operator.attrgetter(str(child.target))(graph))
             elif child.op == "call_function":
                 child.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
                 self._visit(child)
@@ -402,12 +402,6 @@ class Importer:
                     self, node, tuple(results) if isinstance(val, (tuple, list)) else results[0]
                 )
         raise ImportFailure(f"the decomposition of {target_name(node.target)} has no output")
-
-
-def _attribute(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
 
 
 def import_graph(

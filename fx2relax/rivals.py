@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.fx
 
-from fx2relax import background, programs
+from fx2relax import background, drafts, programs
 from fx2relax.alternatives import Alternatives, Call
 from fx2relax.never_slower import Verdicts
 from fx2relax.options import Options
@@ -28,7 +28,7 @@ class Entered:
         verdicts: what is known of them.
     """
 
-    built: programs.Built
+    built: drafts.Built
     alternatives: Alternatives
     verdicts: Verdicts
 
@@ -37,7 +37,7 @@ def enter(
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
     options: Options,
-    callable_of: Callable[[programs.Built], Call],
+    callable_of: Callable[[drafts.Built], Call],
 ) -> Entered:
     """Compile a graph in one way, and find out in which others it may be faster.
 
@@ -74,8 +74,8 @@ def _untuned(
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
     options: Options,
-    callable_of: Callable[[programs.Built], Call],
-) -> tuple[Entered, programs.Draft | None]:
+    callable_of: Callable[[drafts.Built], Call],
+) -> tuple[Entered, drafts.Draft | None]:
     """`enter` without tuning, and what the first program was compiled from, if it was."""
     usual = with_library(options)
     place = programs.place(graph, specs, usual)

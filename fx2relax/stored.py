@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def record(imported: Imported, graph: torch.fx.GraphModule, specs: Sequence[Inpu
         NoSpelling: it holds what has no meaning in another process.
     """
     given = {id(spec): place for place, spec in enumerate(specs)}
-    held = {id(_attribute(graph, name)): name for name in reversed(_attributes(graph))}
+    held = {id(attrgetter(name)(graph)): name for name in reversed(_attributes(graph))}
     params = []
     for spec in imported.params:
         source = given.get(id(spec))
@@ -65,7 +66,7 @@ def restore(said: Any, graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) 
     for fields in said["params"]:
         place = fields["input"]
         if place is None:
-            value = _attribute(graph, fields["attribute"])
+            value = attrgetter(fields["attribute"])(graph)
             spec = InputSpec(fields["name"], "constant", value, value=value, position=-1)
         else:
             spec = specs[place]
@@ -102,12 +103,6 @@ def _first(specs: Sequence[OutputSpec], wanted: OutputSpec) -> int:
 
 def _attributes(graph: torch.fx.GraphModule) -> list[str]:
     return [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-
-
-def _attribute(root: Any, path: str) -> Any:
-    for part in path.split("."):
-        root = getattr(root, part)
-    return root
 
 
 def _output(spec: OutputSpec) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.fx
 
-from fx2relax import background, pipeline, programs, stages
+from fx2relax import background, drafts, pipeline, programs, stages
 from fx2relax.alternatives import Call
 from fx2relax.errors import OptionError
 from fx2relax.never_slower import Verdicts
@@ -50,7 +50,7 @@ class Tuning:
         specs: Sequence[InputSpec],
         options: Options,
         ways: Sequence[str],
-        callable_of: Callable[[programs.Built], Call],
+        callable_of: Callable[[drafts.Built], Call],
     ) -> None:
         assert options.tune is not None
         self._graph, self._specs, self._callable_of = graph, specs, callable_of
@@ -62,7 +62,7 @@ class Tuning:
             way: programs.place(graph, specs, chosen, state) for way, chosen in self._ways.items()
         }
         self.verdicts = Verdicts(*self._places[ways[0]])
-        self._draft: programs.Draft | None = None
+        self._draft: drafts.Draft | None = None
         self._kernels: dict[str, Collector] = {}
         self._useful: list[str] = []
         # Each begins the next; lowering and compiling are for the thread that a fork waits for.
@@ -71,10 +71,10 @@ class Tuning:
         self._compile = background.Job(self._compiled, "tuned kernels are not tried")
         self._here = False
 
-    def found(self) -> tuple[str, programs.Built] | None:
+    def found(self) -> tuple[str, drafts.Built] | None:
         """A tuned program that is known to be the fastest, by its name."""
         for way, place in self._places.items():
-            name = programs.TUNED + way
+            name = drafts.TUNED + way
             if self.verdicts.known.get("()") == name:
                 built = programs.find(self._graph, self._specs, place)
                 if built is not None:
@@ -85,16 +85,16 @@ class Tuning:
     def lost(self) -> bool:
         """Whether it is known that no tuned program is faster."""
         known = self.verdicts.known.get("()")
-        return known is not None and not known.startswith(programs.TUNED)
+        return known is not None and not known.startswith(drafts.TUNED)
 
-    def prepare(self, draft: programs.Draft | None) -> None:
+    def prepare(self, draft: drafts.Draft | None) -> None:
         """Take what the first program was compiled from, or import the graph.
 
         Raises:
-            what `programs.draft_of` raises.
+            what `drafts.draft_of` raises.
         """
         first, (store, _) = next(iter(self._ways.values())), next(iter(self._places.values()))
-        self._draft = draft or programs.draft_of(self._graph, self._specs, first, store is not None)
+        self._draft = draft or drafts.draft_of(self._graph, self._specs, first, store is not None)
 
     def start(self) -> None:
         """Tune, in the background; here, where there is none."""
@@ -176,7 +176,7 @@ class Tuning:
             )
             built.draft = None
             if lookup.used:
-                made[programs.TUNED + way] = self._callable_of(built)
+                made[drafts.TUNED + way] = self._callable_of(built)
         return made
 
 
@@ -196,7 +196,7 @@ def plan(
     specs: Sequence[InputSpec],
     options: Options,
     ways: Sequence[str],
-    callable_of: Callable[[programs.Built], Call],
+    callable_of: Callable[[drafts.Built], Call],
 ) -> Tuning | None:
     """What tunes a graph where that is wanted and can be; None elsewhere."""
     if options.tune is None or any(isinstance(s.val, torch.SymInt) for s in specs):

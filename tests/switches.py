@@ -8,3 +8,4 @@ import os
 os.environ.setdefault("FX2RELAX_CACHE", "0")
 os.environ.setdefault("FX2RELAX_NEVER_SLOWER", "0")
 os.environ.setdefault("FX2RELAX_BACKGROUND", "0")
+os.environ.setdefault("FX2RELAX_COMPILE_PROCESS", "0")

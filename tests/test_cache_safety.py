@@ -152,12 +152,11 @@ def test_a_full_disk_is_one_warning(store, caplog, monkeypatch) -> None:
 
 def test_a_stored_program_outlives_a_full_temporary_folder(store, monkeypatch) -> None:
     """What cannot be loaded for want of space is not damaged."""
-    from fx2relax import programs
+    from fx2relax import drafts, programs
 
-    monkeypatch.setattr(programs, "load", _full)
+    monkeypatch.setattr(drafts, "load", _full)
     monkeypatch.setattr(programs, "restore", lambda *arguments: None)
-    monkeypatch.setattr(programs._Sizes, "hold", lambda self, guards: True)
-    monkeypatch.setattr(programs, "_Sizes", lambda graph: type("", (), {"hold": lambda *a: True})())
+    monkeypatch.setattr(programs, "Sizes", lambda graph: type("", (), {"hold": lambda *a: True})())
     monkeypatch.setattr(programs.Calling, "read", lambda said: None)
     store.put(
         "key",

@@ -23,7 +23,7 @@ LAYERS = [
     ],
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}, {"boxed"}, {"on_gpu", "first_call"}],
     [{"tuned_programs"}],
-    [{"programs", "kernel_names"}, {"never_slower"}],
+    [{"programs", "drafts", "compiling", "kernel_names"}, {"never_slower"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},

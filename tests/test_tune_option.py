@@ -211,3 +211,13 @@ def test_a_report_tells_before_and_after(tmp_path: Path) -> None:
     assert found.before is not None
     assert found.after is not None
     assert "before" in str(found)
+
+
+def test_a_database_that_cannot_be_written_is_told_of_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    model = f"{tmp_path / 'model.py'}:net"
+    given = ["--seconds", "1", "--threads", "1", "--database", "/proc/nowhere"]
+    done = CliRunner().invoke(main, ["tune", model, *given])
+    assert done.exit_code == 1
+    assert "the database cannot be used" in done.output
+    assert "name another folder by --database" in done.output

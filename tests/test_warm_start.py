@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
-import fx2relax
+from fresh_process import run
 
 _SCRIPT = """
     import json, time
@@ -58,26 +55,10 @@ _SCRIPT = """
 """
 
 
-def run(script: str, store: Path, *arguments: str) -> str:
-    """What a script prints in a process whose programs are kept in a folder."""
-    root = Path(fx2relax.__file__).parent.parent
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
-    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
-    environment |= {"FX2RELAX_CACHE_DIR": str(store), "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
 def start(store: Path) -> dict[str, Any]:
     """Run BERT's first four layers in a process; what it says."""
-    found: dict[str, Any] = json.loads(run(_SCRIPT, store))
+    # The stages of compiling are told of in the process that goes through them.
+    found: dict[str, Any] = json.loads(run(_SCRIPT, store, compile_process=False))
     return found
 
 
@@ -107,7 +88,7 @@ print("tvm" in sys.modules, fx2relax.stats()["cache_hits"], fx2relax.stats()["ca
 
 def test_a_second_program_is_imported_when_it_is_wanted(tmp_path: Path) -> None:
     """It is compiled from the second call on, and needs the compiler then, not before."""
-    said = [run(_CALLS, tmp_path, str(calls)) for calls in (1, 1, 3, 1)]
+    said = [run(_CALLS, tmp_path, str(calls), compile_process=False) for calls in (1, 1, 3, 1)]
     assert said == ["True 0 2", "False 1 1", "True 1 1", "False 2 0"]
 
 

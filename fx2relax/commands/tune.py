@@ -103,7 +103,8 @@ def tune(
         except OptionError as error:
             raise click.UsageError(str(error)) from error
         except OSError as error:
-            raise click.ClickException(f"the database cannot be used: {error}") from error
+            mend = "name another folder by --database or $FX2RELAX_CACHE_DIR"
+            raise click.ClickException(f"the database cannot be used: {error}; {mend}") from error
     if as_json:
         print_json(found.as_dict())
         return

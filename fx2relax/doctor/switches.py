@@ -13,6 +13,7 @@ _ON_OFF = r"0|1|on|off|true|false"
 #: Each variable with what it may be set to.
 KNOWN = {
     "FX2RELAX_BACKGROUND": _ON_OFF,
+    "FX2RELAX_COMPILE_PROCESS": _ON_OFF,
     "FX2RELAX_CACHE": _ON_OFF,
     "FX2RELAX_CACHE_DIR": r".+",
     "FX2RELAX_CUDA": _ON_OFF,

@@ -11,7 +11,7 @@ import importlib
 import logging
 from typing import Any
 
-from torch._logging._internal import trace_structured
+from torch._logging._internal import trace_log, trace_structured
 
 from fx2relax import stages
 
@@ -41,6 +41,12 @@ def _trace(name: str, module: Any, what: dict[str, Any]) -> None:
         metadata_fn=lambda: {"name": f"fx2relax_{name}", "encoding": "string"},
         payload_fn=lambda: module.text(what),
     )
+
+
+def are_wanted() -> bool:
+    """Whether anyone has asked for an artifact, or for PyTorch's trace."""
+    names = (logging.getLogger(_PREFIX + name) for name in ARTIFACTS)
+    return bool(trace_log.handlers) or any(log.isEnabledFor(logging.DEBUG) for log in names)
 
 
 def install() -> None:

@@ -1,0 +1,249 @@
+"""Asks the process that compiles, where there can be one.
+
+It is a fork, so that only a process in which one thread runs makes one, and none that holds a GPU,
+talks to others, or is so large that a copy of what it writes to would count. All others compile
+within themselves, and so does this one whatever goes wrong with a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.fx
+from torch.autograd import profiler
+
+from fx2relax import cache, devices, logs, registry, stages
+from fx2relax.compiling import messages, process, spelling
+from fx2relax.graph_key import SOURCE, graph_key, is_symbolic
+from fx2relax.literals import NoSpelling
+from fx2relax.locks import own
+from fx2relax.options import Options
+from fx2relax.params import InputSpec
+from fx2relax.routes import shipped
+from fx2relax.runtime import native
+from fx2relax.switches import is_on
+
+log = logging.getLogger("fx2relax")
+
+SWITCH = "FX2RELAX_COMPILE_PROCESS"
+# A larger process would copy too much of what it writes to while the other one lives.
+_LARGEST = 2 << 30
+# So many seconds may pass until it is ready, until it is heard of again, and while it is heard to
+# compute nothing: it would wait for what was left behind with the user's other threads.
+_STARTS, _SILENT, _STANDS = 120.0, 60.0, 30.0
+_POLL = 0.2
+_SOME = 0.05  # seconds of a processor
+# Packages whose threads do not take a fork.
+_FORKLESS = ("grpc", "jax", "mpi4py", "ray")
+
+_lock = own(sys.modules[__name__], "_lock")
+_control: socket.socket | None = None
+
+
+def begin_for(
+    graph: torch.fx.GraphModule, inputs: Sequence[object], store: cache.Store | None
+) -> None:
+    """Start the process where a graph of Dynamo's is new: it gets ready while the graph is traced.
+
+    Args:
+        graph: Dynamo's.
+        inputs: its fake inputs.
+        store: where programs are kept.
+    """
+    if _control is not None or not _enabled() or _cores() < 2 or _is_watched():
+        return
+    if any(map(is_symbolic, inputs)):
+        return
+    kinds = [(tuple(x.shape), x.dtype) for x in inputs if isinstance(x, torch.Tensor)]
+    text = f"{SOURCE} {torch.is_grad_enabled()} {graph.code} {kinds}"
+    if store is None or store.is_new(hashlib.sha256(text.encode()).hexdigest()):
+        _control_of_process()
+
+
+def compiled(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    key: str = "",
+    *,
+    waited_for: bool = True,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> cache.Entry | None:
+    """What is compiled of a graph, from the other process.
+
+    Args:
+        graph: see `programs.build`, as for the next two.
+        specs: the same.
+        options: the same.
+        key: what `graph_key` gave for them, if it was asked.
+        waited_for: whether somebody waits; otherwise it is done more slowly.
+        checkpoint: called now and then; what it raises ends the request, and is raised.
+
+    Returns:
+        None where it has to be compiled here.
+    """
+    if not _enabled() or _is_watched() or _has_own_converters():
+        return None
+    if devices.of_graph(graph).type != "cpu":
+        return None
+    try:
+        said = spelling.spell(graph, specs)
+        key = key or graph_key(graph, specs, options, native.use())
+    except NoSpelling as error:
+        log.debug("a graph is compiled in this process: %s", error)
+        return None
+    request = {
+        "graph": said,
+        "key": key,
+        "library": options.library,
+        "on_unsupported": options.on_unsupported,
+        "threads": torch.get_num_threads(),
+        "waited_for": waited_for,
+    }
+    why: Exception | None = None
+    for _ in range(2):  # settings may have changed, and operators come, since it was made
+        was_there = _control is not None
+        channel = _channel()
+        if channel is None:
+            break
+        with channel:
+            try:
+                messages.send(channel, request)
+                return _entry(channel, checkpoint)
+            except (_Refused, OSError) as error:
+                why = error
+        if not was_there and isinstance(why, _Refused):
+            break
+        _forget()
+    if why is not None:
+        log.info("a graph is compiled in this process: %s: %s", type(why).__name__, why)
+    return None
+
+
+class _Refused(RuntimeError):
+    """The other process does not compile a graph, and says why."""
+
+
+def _entry(channel: socket.socket, checkpoint: Callable[[], None]) -> cache.Entry:
+    """What the other process answers in the end."""
+    heard, limit = time.monotonic(), _STARTS
+    computed, at = 0.0, heard
+    while True:
+        checkpoint()
+        ready, _, _ = select.select([channel], [], [], _POLL)
+        now = time.monotonic()
+        if not ready:
+            if now - heard > limit:
+                raise TimeoutError(f"nothing was heard for {limit:.0f} s")
+            continue
+        heard, limit = now, _SILENT
+        said, content = messages.receive(channel)
+        if "computed" in said:
+            if said["computed"] - computed > _SOME:
+                computed, at = said["computed"], now
+            elif now - at > _STANDS:
+                raise TimeoutError(f"nothing was computed for {_STANDS:.0f} s")
+            continue
+        for level, message in said["log"]:
+            log.log(level, "%s", message)
+        if "refused" in said:
+            raise _Refused(said["refused"])
+        return cache.Entry(content, said["said"], said["about"])
+
+
+def _channel() -> socket.socket | None:
+    """A socket whose other end the process has; starts the process where there is none."""
+    for _ in range(2):
+        control = _control_of_process()
+        if control is None:
+            return None
+        here, there = socket.socketpair()
+        with there:
+            try:
+                socket.send_fds(control, [b"r"], [there.fileno()])
+            except OSError:  # it has ended
+                here.close()
+                _forget()
+                continue
+        here.settimeout(_SILENT)
+        return here
+    return None
+
+
+def _control_of_process() -> socket.socket | None:
+    global _control
+    with _lock:
+        if _control is None and _may_fork():
+            try:
+                with warnings.catch_warnings():
+                    # Python warns of threads, of which it counts those of OpenMP, too.
+                    warnings.simplefilter("ignore")
+                    _control = process.begin()
+            except OSError as error:
+                log.info("there is no process to compile in: %s", error)
+        return _control
+
+
+def _forget() -> None:
+    global _control
+    with _lock:
+        if _control is not None:
+            _control.close()
+        _control = None
+
+
+def _in_child() -> None:
+    """The process belongs to the parent."""
+    global _control
+    if _control is not None:
+        _control.close()
+    _control = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _enabled() -> bool:
+    return sys.platform == "linux" and is_on(SWITCH)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _is_watched() -> bool:
+    """Whether somebody wants to see what compiling goes through."""
+    return stages.are_observed() or logs.are_wanted() or profiler._is_profiler_enabled
+
+
+def _has_own_converters() -> bool:
+    return any(not shipped(converter) for converter in registry.registered().values())
+
+
+def _may_fork() -> bool:
+    # PyTorch has tqdm begin a thread that does nothing but wait.
+    threads = [t for t in threading.enumerate() if not type(t).__module__.startswith("tqdm.")]
+    alone = threads == [threading.main_thread()]
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    held = torch.cuda.is_initialized() or distributed or any(m in sys.modules for m in _FORKLESS)
+    return alone and not held and _resident() <= _LARGEST
+
+
+def _resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return _LARGEST + 1
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,38 @@
+"""Scripts in processes of their own, with the settings that a user finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import fx2relax
+
+
+def environment(store: Path, **switches: str) -> dict[str, str]:
+    """This process's, with no settings of ours but a cache folder and those given."""
+    root = Path(fx2relax.__file__).parent.parent
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
+    paths = [str(root), *filter(None, [kept.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "FX2RELAX_CACHE_DIR": str(store),
+        "PYTHONPATH": os.pathsep.join(paths),
+        **switches,
+    }
+
+
+def run(script: str, store: Path, *arguments: str, compile_process: bool = True) -> str:
+    """The last line that a script prints in a process whose programs are kept in a folder."""
+    switches = {} if compile_process else {"FX2RELAX_COMPILE_PROCESS": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        env=environment(store, **switches),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
