@@ -33,12 +33,12 @@ class Way:
         calling: what its function takes and returns.
         inputs: the parameters left of the weights.
         outputs: the graph's.
-        values: what the lines name: ``machines``, whose ``main`` is the
-            function and whose ``release`` lets go of what it returned; ``kernel``, its
-            one kernel, or None; ``solve``, which makes the parameter of solved symbols of the
-            arguments, or None; ``weights``, which makes the list of what stands right of the
-            inputs of them, or None; ``weight_count``; ``fail``, which makes the exception of the
-            arguments and an error; ``own``, which copies results that share memory.
+        values: what the lines name: ``machines``, whose ``own`` is this thread's
+            `program.Entry`; ``FORK``, for which that waits; ``kernel``, its one kernel, or None;
+            ``solve``, which makes the parameter of solved symbols of the arguments, or None;
+            ``weights``, which makes the list of what stands right of the inputs of them, or None;
+            ``weight_count``; ``fail``, which makes the exception of the arguments and an error;
+            ``own``, which copies results that share memory.
         profiled: what takes the place of some of `values` while a profiler runs.
         kind: of the device that results are on.
     """
@@ -145,10 +145,12 @@ class Way:
             lines.append(f"kernel({', '.join(self._kernel_arguments(taken))})")
         else:
             passed = [*taken, *(["*w"] if self._weights else []), *self._results.memory]
-            lines.append(f"returned = machines.main({', '.join(passed)})")
-            left = self._calling.results - len(self._calling.given) - len(self._calling.known)
-            if left:
-                lines.append("machines.release()")
+            lines += ["entry = machines.own", "entry.inside += 1", "try:"]
+            lines.append("    if FORK.closed: FORK.wait(entry)")
+            lines.append(f"    returned = entry.main({', '.join(passed)})")
+            if self._calling.results - len(self._calling.given) - len(self._calling.known):
+                lines.append("    entry.release()")
+            lines.append("finally: entry.inside -= 1")
         return [
             *(f"        {line}" for line in lines),
             "    except Exception as error:",

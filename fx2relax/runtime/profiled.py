@@ -22,33 +22,23 @@ class Profiled:
     """A program's virtual machines while a profiler runs.
 
     Args:
-        make: makes what has a virtual machine, `machine`, its function, `main`, and `release`.
+        make: makes the way into a virtual machine, see `program.Entry`.
         names: what the function calls, in order: the symbol, and what is shown for it.
     """
 
     def __init__(self, make: Callable[[], Any], names: Sequence[tuple[str, str]]) -> None:
         self._make, self._names = make, names
-        self._own = threading.local()
+        self._threads = threading.local()
 
-    def main(self, *arguments: Any) -> Any:
-        """Call the function, and show what it calls."""
-        machines, shown = self._machines()
-        shown.begin()
-        try:
-            return machines.main(*arguments)
-        finally:
-            shown.end()
-
-    def release(self) -> None:
-        """Let go of what the last call returned."""
-        self._machines()[0].release()
-
-    def _machines(self) -> tuple[Any, _Shown]:
-        found: tuple[Any, _Shown] | None = getattr(self._own, "found", None)
+    @property
+    def own(self) -> Any:
+        """The way into this thread's machine, whose calls show what they call."""
+        found = getattr(self._threads, "own", None)
         if found is None:
-            machines, shown = self._make(), _Shown(self._names)
-            machines.machine["set_instrument"](shown)
-            found = self._own.found = machines, shown
+            found, shown = self._make(), _Shown(self._names)
+            found.machine["set_instrument"](shown)
+            found.main = shown.around(found.main)
+            self._threads.own = found
         return found
 
 
@@ -70,6 +60,18 @@ class _Shown:
         self._names = names
         self._left: dict[str, Iterator[str]] = {}
         self._open: list[Any] = []
+
+    def around(self, main: Callable[..., Any]) -> Callable[..., Any]:
+        """A function, whose calls of others are shown."""
+
+        def call(*arguments: Any) -> Any:
+            self.begin()
+            try:
+                return main(*arguments)
+            finally:
+                self.end()
+
+        return call
 
     def begin(self) -> None:
         places: dict[str, list[str]] = {}

@@ -21,6 +21,7 @@ from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
+from fx2relax.runtime.forks import FORK, Inside
 from fx2relax.runtime.heap import give_back
 from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.sizes import Solver
@@ -66,7 +67,7 @@ class Program:
         pooled = not any(map(_varies, imported.params))
         machines = _Machines(executable, where, imported.name, pooled)
         transform = f"{imported.name}_transform_params"
-        lifted = machines.machine.module.implements_function(transform)
+        lifted = machines.own.machine.module.implements_function(transform)
         calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
         size = sum(s.val.numel() * s.val.element_size() for s in frozen)
@@ -77,8 +78,9 @@ class Program:
         solver = Solver(imported.solved, imported.params) if imported.solved else None
         kernel = None
         if calling.kernel is not None and not lifted:
-            kernel = _kernel(machines.machine.module, calling.kernel[0])
+            kernel = _kernel(machines.own.machine.module, calling.kernel[0])
         values = {
+            "FORK": FORK,
             "machines": machines,
             "kernel": kernel,
             "solve": solver.solve if solver is not None else None,
@@ -88,9 +90,7 @@ class Program:
             "own": parts.own,
         }
         profiled = {
-            "machines": Profiled(
-                lambda: _Machines(executable, where, imported.name, pooled), kernels
-            ),
+            "machines": Profiled(machines.another, kernels),
             "kernel": alone(kernel, kernels) if kernel is not None else None,
         }
         self._machines, self._parts = machines, parts
@@ -113,7 +113,7 @@ class Program:
         Args:
             instrument: see `relax.VirtualMachine.set_instrument`.
         """
-        machine = self._machines.machine
+        machine = self._machines.own.machine
         machine["set_instrument"](instrument)
         try:
             yield
@@ -255,9 +255,28 @@ class _Machines(threading.local):
 
     def renew(self) -> None:
         """Put another machine in the place of this thread's."""
-        module, where, name, pooled = self._made_of
-        self.machine = tvm_runtime.Machine(module, where, pooled=pooled)
-        self.main = self.machine[name]
+        self.own = self.another()
+
+    def another(self) -> Entry:
+        """A virtual machine besides this thread's."""
+        return Entry(*self._made_of)
+
+
+class Entry(Inside):
+    """The way into one thread's virtual machine.
+
+    Args:
+        module: see `tvm_runtime.Machine`, as for the next.
+        where: the same.
+        name: of the function.
+        pooled: see `tvm_runtime.Machine`.
+    """
+
+    def __init__(self, module: Any, where: Any, name: str, pooled: bool) -> None:
+        super().__init__()
+        with self.entered():
+            self.machine = tvm_runtime.Machine(module, where, pooled=pooled)
+        self.main: Callable[..., Any] = self.machine[name]
         self.release = self.machine.release
 
 
@@ -278,9 +297,10 @@ class _Transform:
         self._large = size >= _LARGE
 
     def __call__(self, weights: Any) -> Any:
-        with stages.recorded("prepare weights"):
-            made = self._machines.main(weights)
-        self._machines.release()
+        own = self._machines.own
+        with stages.recorded("prepare weights"), own.entered():
+            made = own.main(weights)
+            own.release()
         if self._large:
             give_back()
         return made
