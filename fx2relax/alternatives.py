@@ -10,6 +10,9 @@ from fx2relax.runtime.heap import give_back
 
 Call = Callable[[Sequence[Any]], Any]
 
+#: Programs that make something else of so many bytes of weights do not hold it beside each other.
+HEAVY = 32 << 20
+
 
 class Later(Protocol):
     """Programs that are made once it is known which of the others is the fastest."""
@@ -27,6 +30,21 @@ class Later(Protocol):
     @property
     def made(self) -> Mapping[str, Call]:
         """The programs by name; none where none is better."""
+
+
+class Heavy:
+    """A program that makes much of the weights, to be held by one program of a graph at a time.
+
+    Args:
+        call: runs it.
+        let_go: lets go of what it has made, until the next call makes it anew.
+    """
+
+    def __init__(self, call: Call, let_go: Callable[[], None]) -> None:
+        self.call, self.let_go = call, let_go
+
+    def __call__(self, arguments: Sequence[Any]) -> Any:
+        return self.call(arguments)
 
 
 class Alternatives:
@@ -87,16 +105,32 @@ class Alternatives:
         """Whether one runs for good, or there is no other."""
         return len(self._programs) == 1 and self._missing is None
 
-    def use(self, name: str) -> None:
-        """Let a program run from now on; one that is not there leaves all as it is."""
-        self._current = self._programs.get(name, self._current)
+    @property
+    def heavy(self) -> bool:
+        """Whether not all may hold what they make of the weights."""
+        return any(isinstance(call, Heavy) for call in self._programs.values())
+
+    def use(self, name: str) -> bool:
+        """Let a program run from now on; one that is not there leaves all as it is.
+
+        Returns:
+            whether its next call has much to make of the weights first.
+        """
+        before, self._current = self._current, self._programs.get(name, self._current)
+        if self._current is before:
+            return False
+        if isinstance(before, Heavy):
+            before.let_go()
+        return isinstance(self._current, Heavy)
 
     def keep(self, name: str) -> None:
         """Let one run for good, and let go of the others and what they hold of the weights."""
         self.use(name)
         self._missing = None
         if name in self._programs:
-            self._programs = {name: self._programs[name]}
+            kept = self._current
+            self._current = kept.call if isinstance(kept, Heavy) else kept
+            self._programs = {name: self._current}
             give_back()
         if self.later is not None:
             self.later.start()

@@ -41,7 +41,7 @@ from fx2relax import (
     traced,
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
-from fx2relax.alternatives import Alternatives, Call
+from fx2relax.alternatives import HEAVY, Alternatives, Call, Heavy
 from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.clocks import Clock
 from fx2relax.collecting import set_aside
@@ -288,7 +288,8 @@ class _Compiler:
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
             if device.type == "cpu":
-                return wrapped
+                heavy = program.made_of >= HEAVY
+                return Heavy(wrapped, program.forget) if heavy else wrapped
             replay = phase == "inference" and options.mode == "reduce-overhead"
             return on_gpu(wrapped, graph, specs, device, options, replay=replay)
 

@@ -167,10 +167,11 @@ class Contest:
         times = self._times.get(sizes)
         try:
             if times is None:
-                self._times[sizes] = []
-                for name in (*others, first):  # the first call prepares weights
-                    _, result = self._run(name, arguments)
-                return result
+                times = self._times[sizes] = []
+                if not self._alternatives.heavy:
+                    for name in (*others, first):  # the first call prepares weights
+                        _, result = self._run(name, arguments)
+                    return result
             seconds = {}
             # Whoever comes first finds the arguments out of the cache.
             ways = [first, *others, EAGER]
@@ -181,10 +182,12 @@ class Contest:
                     result = made
         except Exception:
             # Whatever one way has against these arguments, or this graph: the first has to say.
+            self._alternatives.use(first)
             self._decide(sizes, first)
             return self._program(*arguments)
         finally:
-            self._alternatives.use(first)
+            if not self._alternatives.heavy:
+                self._alternatives.use(first)
         times.append(seconds)
         fastest = self._verdict(times)
         if fastest is not None:
@@ -193,7 +196,8 @@ class Contest:
         return result
 
     def _run(self, name: str, arguments: tuple[Any, ...]) -> tuple[float, Any]:
-        self._alternatives.use(name)
+        if self._alternatives.use(name):
+            self._program(*arguments)  # which makes what it needs of the weights
         function = self._eager if name == EAGER else self._program
         return self._clock.timed(function, *arguments)
 
@@ -226,8 +230,10 @@ class Contest:
     def _decide(self, sizes: tuple[int, ...], fastest: str) -> None:
         times = self._times.pop(sizes, [])
         self._fastest[sizes] = fastest
-        if not sizes:  # nor will there ever be one
-            names = self._alternatives.names
+        names = self._alternatives.names
+        if sizes and self._alternatives.heavy and fastest in names:
+            self._alternatives.keep(fastest)  # no two are to hold much
+        if not sizes:  # nor will there ever be others
             self._alternatives.keep(fastest if fastest in names else names[0])
             settled = self._in_eager if fastest == EAGER else self._program
             waits = self._alternatives.later is not None

@@ -14,7 +14,10 @@ from fx2relax.alternatives import Alternatives
 from fx2relax.clocks import Clock
 from fx2relax.devices import CPU
 from fx2relax.locks import own
-from fx2relax.never_slower import SIZES, Verdicts, verdict
+from fx2relax.never_slower import SETTLED, SIZES, Verdicts, verdict
+
+# As many calls as a verdict needs, and one that does not count.
+_IN_A_ROW = SETTLED
 
 
 class Turns:
@@ -57,11 +60,6 @@ class Turns:
                 self._lock.release()
         return self._alternatives.call(arguments)
 
-    def _enter(self) -> bool:
-        """Take the lock, if a call can be timed now."""
-        # Another thread's calls take the cores that are timed.
-        return not self._clock.stands and self._lock.acquire(blocking=False)
-
     def _grown(self) -> bool:
         """Whether there are other programs now, to be timed beside the one that runs."""
         verdicts = self._alternatives.grown()
@@ -77,11 +75,20 @@ class Turns:
             self._decide(sizes, first)
             return self._alternatives.call(arguments)
         times = self._times.setdefault(sizes, {name: [] for name in (*others, first)})
-        name = min(times, key=lambda way: len(times[way]))
+        name = self._turn(times)
+        if self._alternatives.heavy and self._alternatives.use(name):
+            return self._alternatives.call(arguments)  # which makes what it needs of the weights
         seconds, result = self._clock.timed(self._alternatives.run, name, arguments)
         times[name].append(seconds)
         self._judge(sizes, first, others)
         return result
+
+    def _turn(self, times: dict[str, list[float]]) -> str:
+        """Whose turn it is: those that make much of the weights have several turns in a row."""
+        behind = min(times, key=lambda way: len(times[way]))
+        current = self._alternatives.current
+        ahead = len(times.get(current, ())) - len(times[behind])
+        return current if self._alternatives.heavy and ahead < _IN_A_ROW else behind
 
     def _judge(self, sizes: tuple[int, ...], first: str, others: list[str]) -> None:
         times = self._times.get(sizes)
@@ -104,5 +111,6 @@ class Turns:
         self._times.pop(sizes, None)
         self._fastest[sizes] = fastest
         self._alternatives.use(fastest)
-        if not sizes:  # nor will there ever be another
+        # Without sizes there will never be others; with them no two are to hold much.
+        if not sizes or self._alternatives.heavy:
             self._alternatives.keep(fastest)

@@ -71,6 +71,8 @@ class Program:
         calling = calling or Calling(_count(imported.outputs))
         frozen = imported.params[imported.num_input :]
         size = sum(s.val.numel() * s.val.element_size() for s in frozen)
+        #: How many bytes of weights it makes something else of, which it holds from then on.
+        self.made_of = size if lifted else 0
         lift = _Transform(executable, where, transform, size) if lifted else None
         weights = Weights(frozen, lift, None if gpu is None else gpu.streams)
         parts = _Parts(imported, self.device, weights)
