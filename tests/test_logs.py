@@ -23,10 +23,26 @@ SCRIPT = """
         fast(torch.randn(3, 8))
 """
 
+# The same at another width each time, so that none is found compiled.
+SWITCHED = """
+    import logging, os, sys
+    import torch
 
-def _said(tmp_path: Path, **environment: str) -> str:
+    for width, artifact in enumerate(os.environ["ARTIFACTS"].split(","), 16):
+        torch._logging.set_logs(modules={f"fx2relax.logs.{artifact}": logging.DEBUG})
+        torch._dynamo.reset()
+        parts = torch.nn.Linear(8, width), torch.nn.GELU(), torch.nn.Softmax(-1)
+        fast = torch.compile(torch.nn.Sequential(*parts).eval(), backend="relax")
+        if width > 16:
+            print("next artifact", file=sys.stderr)
+        with torch.no_grad():
+            fast(torch.randn(3, 8))
+"""
+
+
+def _said(tmp_path: Path, script: str = SCRIPT, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
+        [sys.executable, "-c", textwrap.dedent(script)],
         env={
             **os.environ,
             "FX2RELAX_CACHE": "1",
@@ -53,23 +69,24 @@ def test_a_line_for_each_graph(tmp_path: Path) -> None:
     assert "found compiled" in _said(tmp_path, TORCH_LOGS="fx2relax")
 
 
-@pytest.mark.parametrize(
-    ("artifact", "text"),
-    [
-        ("relax_ir", "R.nn.gelu("),
-        ("fusion", "fused_add_gelu: add, gelu"),
-        ("tir", "# softmax\n"),
-        ("kernels", "= fx2relax.library.rows_nt"),
-        ("library", "1 x library.rows_nt"),
-        ("cache", "stored: "),
-    ],
-)
-def test_an_artifact_alone(artifact: str, text: str, tmp_path: Path) -> None:
-    assert artifact in logs.ARTIFACTS
-    said = _said(tmp_path, TORCH_LOGS=f"+fx2relax.logs.{artifact}")
-    assert text in said
-    others = [name for name in logs.ARTIFACTS if name != artifact]
-    assert not [name for name in others if f"[__{name}]" in said]
+def test_each_artifact_alone(tmp_path: Path) -> None:
+    """As switched in a program, one after the other; by the environment, the first of them."""
+    shown = {
+        "relax_ir": "R.nn.gelu(",
+        "fusion": "fused_add_gelu: add, gelu",
+        "tir": "# softmax\n",
+        "kernels": "= fx2relax.library.rows_nt",
+        "library": "1 x library.rows_nt",
+        "cache": "stored: ",
+    }
+    assert shown.keys() == set(logs.ARTIFACTS)
+    said = _said(tmp_path, SWITCHED, ARTIFACTS=",".join(shown))
+    parts = dict(zip(shown, said.split("next artifact\n"), strict=True))
+    parts["relax_ir"] += _said(tmp_path, TORCH_LOGS="+fx2relax.logs.relax_ir")
+    for artifact, text in shown.items():
+        assert text in parts[artifact]
+        others = [name for name in shown if name != artifact]
+        assert not [name for name in others if f"[__{name}]" in parts[artifact]]
 
 
 def test_all_of_them(tmp_path: Path) -> None:
