@@ -38,8 +38,8 @@ _CHECKED = frozenset(
 _LOOPS = frozenset(
     f"aten::{name}" for name in ("digamma", "erfinv", "i0", "igamma", "igammac", "polygamma")
 )
-# On a GPU alone, so that no converter knows them.
-_OF_CUDA = frozenset(
+# On a GPU alone, so that no converter knows them; the first are those of `runtime.guarded`.
+_OF_CUDA = frozenset({"fx2relax::addmm_activation", "fx2relax::convolution_relu"}) | frozenset(
     f"aten::{name}"
     for name in (
         *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),

@@ -15,6 +15,7 @@ from torch._guards import detect_fake_mode
 from fx2relax import cache, devices, disk, objects, pipeline, registry, report, stages
 from fx2relax.calling import Calling
 from fx2relax.errors import target_name
+from fx2relax.gpu_rewrites import rewritten
 from fx2relax.graph_key import versions
 from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
@@ -263,6 +264,8 @@ def draft_of(
         stored: whether what is compiled of it may be kept.
     """
     sizes, device = Sizes(graph), devices.of_graph(graph)
+    if device.type == "cuda" and options.library != "none":
+        graph = rewritten(graph, specs)
     with (
         registry.watched() as used,
         stages.timed("import"),

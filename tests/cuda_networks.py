@@ -1,8 +1,4 @@
-"""Graphs of the benchmark networks on a GPU that is not there, without their weights.
-
-PyTorch without CUDA refuses a model of fake tensors on a GPU as soon as Python indexes one of them,
-so that a network is exported from the processor, and its export traced once more on the GPU.
-"""
+"""Graphs of the benchmark networks on a GPU that is not there, without their weights."""
 
 from __future__ import annotations
 
@@ -10,16 +6,12 @@ from typing import Any
 
 import benchmarks_found as benchmarks_found
 import torch
+from cuda_models import there
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from benchmarks.cases import NETWORKS
-from fx2relax import decompositions
-from fx2relax.capture import trace
-from fx2relax.capture_inputs import fake_inputs
-from fx2relax.capture_source import GraphSource
 from fx2relax.params import InputSpec
 
-GPU = torch.device("cuda:0")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -28,12 +20,7 @@ def network(name: str, dtype: str, batch: int = 1) -> tuple[Any, list[InputSpec]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.no_grad():
         program = torch.export.export(*_built(name, DTYPES[dtype], batch, mode), strict=False)
-    source = _OnGpu(program)
-    assert source.given is not None
-    given = {n: _moved(mode, v) for n, v in source.given.items()}
-    made = fake_inputs(source.gm, None, None, given)
-    captured = trace(source, made, decompositions.asking_table())
-    return captured.gm, captured.specs()
+    return there(program)
 
 
 def _built(name: str, dtype: torch.dtype, batch: int, mode: FakeTensorMode) -> Any:
@@ -59,23 +46,3 @@ def _built(name: str, dtype: torch.dtype, batch: int, mode: FakeTensorMode) -> A
         for place in (module._parameters, module._buffers):
             place.update({k: fake(v) for k, v in place.items() if v is not None})
     return model, tuple(fake(a) for a in args)
-
-
-def _moved(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    with mode:
-        shape, strides = tensor.shape, tensor.stride()
-        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=GPU)
-
-
-class _OnGpu(GraphSource):
-    """An exported program with its tensors on a GPU."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        super().__init__(program)
-        for node in self.gm.graph.nodes:
-            if "device" in node.kwargs:
-                node.update_kwarg("device", GPU)
-
-    def fake(self, mode: FakeTensorMode, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor on the GPU with a weight's own sizes."""
-        return _moved(mode, tensor)

@@ -24,6 +24,7 @@ LAYERS = [
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}, {"boxed"}, {"on_gpu", "first_call"}],
     [{"tuned_programs"}],
     [{"programs", "drafts", "compiling", "kernel_names"}, {"never_slower"}],
+    [{"gpu_rewrites", "gpu_graphs", "gpu_epilogues", "gpu_norms"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
