@@ -9,6 +9,7 @@ import torch.fx
 
 from fx2relax.gpu_epilogues import join_convolutions, join_products
 from fx2relax.gpu_graphs import Rewrite
+from fx2relax.gpu_layout import put_channels_last
 from fx2relax.gpu_norms import fold_norms
 from fx2relax.params import InputSpec
 
@@ -30,4 +31,5 @@ def rewritten(graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) -> torch.
         fold_norms(rewrite)
         join_products(rewrite)
         join_convolutions(rewrite)
+        put_channels_last(rewrite)
     return rewrite.done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from fx2relax.as_they_lie import Order, lies_freely, order_of, source_of
 from fx2relax.collectives import is_collective
 from fx2relax.compat import (
     AnyType,
@@ -180,6 +182,9 @@ class TorchCall:
         self._bound: list[Any] = []
         self._constants: dict[int, Any] = {}
         self._complex: set[int] = set()
+        self.free = lies_freely(node, library) and not strided
+        self._turned: dict[int, Order] = {}
+        self._orders: list[Order | None] = []
 
     def raised(self, error: Exception) -> None:
         """Remember what the operator raised in this thread."""
@@ -203,9 +208,37 @@ class TorchCall:
         self._constants[index] = bound
         return False
 
-    def operand(self, bound: Any) -> Any:
-        """A bound value as an argument of the packed function: a size travels as a shape."""
-        return as_operand(bound) if is_prim_expr(bound) else bound
+    def operand(self, bound: Any, builder: Any) -> Any:
+        """The value that `takes` took as an argument of the packed function.
+
+        A size travels as a shape, and a transpose as what it is one of.
+        """
+        if is_prim_expr(bound):
+            return as_operand(bound)
+        place = len(self._bound) - 1
+        if not self.free or place in self._complex:
+            return bound
+        source, order = source_of(builder, bound)
+        if order is not None:
+            self._turned[place] = order
+        return source
+
+    def lays(self, val: Any) -> Order | None:
+        """The order of axes in which the packed function returns one of its results."""
+        order = order_of(val) if self.free else None
+        self._orders.append(order)
+        return order
+
+    def results(self, found: Any) -> Any:
+        """What the operator returned, with the axes of its tensors in the order of `lays`."""
+        if not any(self._orders):
+            return found
+        leaves, structure = pytree.tree_flatten(found)
+        laid = [
+            v if order is None else v.permute(order).contiguous()
+            for v, order in zip(leaves, self._orders, strict=True)
+        ]
+        return pytree.tree_unflatten(laid, structure)
 
     def example(self) -> tuple[list[Any], dict[str, Any]]:
         """The node's arguments, with nodes in the place of operands."""
@@ -225,6 +258,8 @@ class TorchCall:
             "bound": len(self._bound),
             "constants": self._constants,
             "complex": sorted(self._complex),
+            "turned": [[place, order] for place, order in self._turned.items()],
+            "orders": self._orders,
         }
 
     @classmethod
@@ -238,6 +273,8 @@ class TorchCall:
         call._bound = [None] * state["bound"]
         call._constants = state["constants"]
         call._complex = set(state["complex"])
+        call._turned = {place: tuple(order) for place, order in state["turned"]}
+        call._orders = [order and tuple(order) for order in state["orders"]]
         return call
 
     def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -249,6 +286,8 @@ class TorchCall:
         ]
         for i in self._complex:
             values[i] = torch.view_as_complex(values[i])
+        for i, order in self._turned.items():
+            values[i] = values[i].permute(order)
         for i, number in enumerate(self._floats):
             if number and isinstance(values[i], torch.Tensor):
                 values[i] = values[i].item()
@@ -296,24 +335,35 @@ class TorchCalls:
             if isinstance(bound, Complex):
                 bound = call.paired(bound)
             if call.takes(bound):
-                operands.append(call.operand(bound))
+                operands.append(call.operand(bound, self.importer.builder))
         if call.ordered and self.order:
             # Draws, assertions, collectives keep their order: each takes the one before as operand.
             operands.append(self.order[-1])
             call.extra_operands = 1
+        val = node.meta.get("val")
+        orders = [
+            call.lays(v) if self._known(v) else call.lays(None) for v in pytree.tree_leaves(val)
+        ]
         result = self.importer.builder.emit(
-            op.call_pure_packed(call.name, *operands, ty_args=[self._type(node.meta.get("val"))]),
+            op.call_pure_packed(call.name, *operands, ty_args=[self._type(val, iter(orders))]),
             node.name,
         )
         if call.ordered:
             self.order.append(result)
-        return self._result(node.meta.get("val"), result, node.name)
+        return self._result(val, result, node.name, iter(orders))
 
-    def _type(self, val: Any) -> Any:
+    def _known(self, val: Any) -> bool:
+        return isinstance(val, torch.Tensor) and self._bound(val)
+
+    def _type(self, val: Any, orders: Iterator[Order | None]) -> Any:
         if isinstance(val, (tuple, list)):
-            return TupleType([self._type(v) for v in val])
+            return TupleType([self._type(v, orders) for v in val])
+        order = next(orders)
         if isinstance(val, torch.Tensor) and is_held(val):
-            return held_type(val, self._sizes(val) if self._bound(val) else None)
+            sizes = self._sizes(val) if self._bound(val) else None
+            if order is not None and sizes is not None:
+                sizes = [sizes[axis] for axis in order]
+            return held_type(val, sizes)
         if isinstance(val, torch.SymInt):
             return ShapeType(ndim=1)
         return AnyType()
@@ -327,12 +377,16 @@ class TorchCalls:
             for s in val.shape
         )
 
-    def _result(self, val: Any, result: Any, name: str) -> Any:
+    def _result(self, val: Any, result: Any, name: str, orders: Iterator[Order | None]) -> Any:
+        emit = self.importer.builder.emit
         if isinstance(val, (tuple, list)):
             return tuple(
-                self._result(v, self.importer.builder.emit(relax.TupleGetItem(result, i)), name)
+                self._result(v, emit(relax.TupleGetItem(result, i)), name, orders)
                 for i, v in enumerate(val)
             )
+        order = next(orders)
+        if order is not None:
+            return emit(op.permute_dims(result, list(inverse(order))), name)
         if isinstance(val, torch.SymInt):
             size = self.importer.symbols.size(val)
             self.importer.builder.match_cast(result, ShapeType([size]), name)

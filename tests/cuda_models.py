@@ -19,6 +19,7 @@ from fx2relax.capture import trace
 from fx2relax.capture_inputs import fake_inputs
 from fx2relax.capture_source import GraphSource
 from fx2relax.gpu_rewrites import rewritten
+from fx2relax.layouts import dense_permutation
 from fx2relax.params import InputSpec
 
 GPU = torch.device("cuda:0")
@@ -30,8 +31,12 @@ def here(model: Any, *args: Any) -> tuple[Any, list[InputSpec]]:
 
 
 def there(program: torch.export.ExportedProgram) -> tuple[Any, list[InputSpec]]:
-    """The same on a GPU, of an exported program."""
-    return _traced(_OnGpu(program))
+    """The same on a GPU, of an exported program; the inputs as the backend describes them."""
+    graph, specs = _traced(_OnGpu(program))
+    for spec in specs:
+        if isinstance(spec.val, torch.Tensor):
+            spec.permutation = dense_permutation(spec.val.shape, spec.val.stride())
+    return graph, specs
 
 
 def exported(model: Any, *args: Any) -> torch.export.ExportedProgram:
@@ -77,6 +82,13 @@ def operators(graph: Any) -> list[str]:
     targets = [n.target for n in graph.graph.nodes if n.op == "call_function"]
     known = [t for t in targets if isinstance(t, torch._ops.OpOverload)]
     return [t._schema.name.split("::")[1] for t in known]
+
+
+def run(graph: Any, specs: list[InputSpec], *args: torch.Tensor) -> Any:
+    """A graph's results, of its own weights and of arguments."""
+    given = iter(args)
+    with torch.no_grad():
+        return graph(*(s.value if s.value is not None else next(given) for s in specs))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from cuda_cases import gpus_of, needs_gpu
-from cuda_models import as_on_gpu, exported, here, operators, there
+from cuda_models import as_on_gpu, exported, here, operators, run, there
 from torch import nn
 from torch.nn import functional as F
 
@@ -159,20 +159,13 @@ def test_a_rewritten_graph_gives_what_eager_gives(name: str, dtype: torch.dtype)
     graph, specs = here(model, x)
     fused = rewritten(graph, specs)
     assert set(operators(fused)) & set(FUSED)
-    (result,), expected = _run(fused, specs, x), model(x)
+    (result,), expected = run(fused, specs, x), model(x)
     assert result.dtype == expected.dtype
     assert result.stride() == expected.stride()
     apart = (expected.double() - exact).abs().max()
     assert (result.double() - exact).abs().max() <= 4 * apart + 1e-6
     if dtype is torch.float32:
         torch.testing.assert_close(result, expected)
-
-
-def _run(graph: Any, specs: Any, *args: torch.Tensor) -> Any:
-    given = iter(args)
-    values = [s.value if s.value is not None else next(given) for s in specs]
-    with torch.no_grad():
-        return graph(*values)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -222,7 +215,7 @@ def test_a_bias_that_is_added_by_itself_goes_into_its_product() -> None:
         fused = rewritten(graph, specs)
         assert "addmm" in operators(fused)
         assert not {"mm", "add"} & set(operators(fused))
-        torch.testing.assert_close(_run(fused, specs, x)[0], model(x))
+        torch.testing.assert_close(run(fused, specs, x)[0], model(x))
 
 
 def test_norms_without_weights_and_with_a_bias_before_them() -> None:
@@ -233,7 +226,7 @@ def test_norms_without_weights_and_with_a_bias_before_them() -> None:
     fused = rewritten(graph, specs)
     norms = operators(fused).count("_native_batch_norm_legit_no_training")
     assert norms == 1, "a transposed convolution has its output channels elsewhere"
-    torch.testing.assert_close(_run(fused, specs, x)[0], model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run(fused, specs, x)[0], model(x), rtol=1e-4, atol=1e-5)
 
 
 def _linear(**how: Any) -> nn.Linear:

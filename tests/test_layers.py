@@ -24,7 +24,7 @@ LAYERS = [
     [{"rivals"}, {"taking_turns"}, {"extern"}, {"ahead"}, {"boxed"}, {"on_gpu", "first_call"}],
     [{"tuned_programs"}],
     [{"programs", "drafts", "compiling", "kernel_names"}, {"never_slower"}],
-    [{"gpu_rewrites", "gpu_graphs", "gpu_epilogues", "gpu_norms"}],
+    [{"gpu_rewrites", "gpu_graphs", "gpu_epilogues", "gpu_norms", "gpu_layout"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
@@ -38,6 +38,7 @@ LAYERS = [
     [
         {
             "accept",
+            "as_they_lie",
             "calling",
             "control_flow",
             "folded",

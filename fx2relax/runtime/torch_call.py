@@ -42,7 +42,7 @@ def packed(call: TorchCall) -> Callable[..., Any]:
             for value in pytree.tree_leaves((args, kwargs))
             if isinstance(value, torch.Tensor)
         }
-        return _to_tvm(result, addresses)
+        return _to_tvm(call.results(result), addresses)
 
     return run
 
