@@ -216,7 +216,7 @@ def test_kernels_between_calls(name: str, tmp_path: Path) -> None:
 
 
 def test_sizes_that_are_not_known() -> None:
-    model, _ = _made("net", torch.bfloat16, False)
+    model, _ = _made("plain", torch.bfloat16, False)
     with as_on_gpu() as graphs, torch.no_grad():
         fast = torch.compile(model, backend="relax", dynamic=True, options=OPTIONS)
         for batch, height in ((2, 17), (3, 21), (5, 30)):
