@@ -235,7 +235,7 @@ class TorchCall:
             return found
         leaves, structure = pytree.tree_flatten(found)
         laid = [
-            v if order is None else v.permute(order).contiguous()
+            v.permute(order).contiguous() if order and isinstance(v, torch.Tensor) else v
             for v, order in zip(leaves, self._orders, strict=True)
         ]
         return pytree.tree_unflatten(laid, structure)
