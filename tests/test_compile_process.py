@@ -271,11 +271,25 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Neither by a process that ends, nor by one that is killed; nor does it hold its output."""
+    """Neither by a process that ends, nor by one that is killed; nor does it hold its output.
+
+    Both end while another program is compiled, and there are files of it.
+    """
     script = textwrap.dedent(_BEGIN) + textwrap.dedent("""
+        import pathlib, tempfile, time
+        def objects():
+            return set(pathlib.Path(tempfile.gettempdir()).glob("**/kernels*.o"))
+        layers = []
+        for width in range(32, 48):  # which takes longer than a second
+            layers += [torch.nn.Linear(width, width + 1), torch.nn.Softmax(-1)]
+        fast = torch.compile(torch.nn.Sequential(*layers), backend="relax")
         with torch.no_grad():
-            torch.compile(net, backend="relax")(x)
-            torch.compile(net, backend="relax")(x)  # another program is begun
+            fast(x)
+            before = objects()
+            fast(x)  # another program is begun
+        limit = time.monotonic() + 100
+        while not objects() - before and time.monotonic() < limit:
+            time.sleep(0.002)
         print(here(), flush=True)
         if sys.argv[1] == "killed":
             import os, signal
@@ -283,14 +297,21 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """)
     for ending in ("ends", "killed"):
         command = [sys.executable, "-c", script, ending]
+        temporary = tmp_path / f"temporary {ending}"
+        temporary.mkdir()
         done = subprocess.run(
-            command, env=environment(tmp_path / ending), capture_output=True, text=True, timeout=300
+            command,
+            env=environment(tmp_path / ending, TMPDIR=str(temporary)),
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.stdout == "False\n", done.stderr
         limit = time.monotonic() + 30
         while _with_folder(tmp_path / ending) and time.monotonic() < limit:
             time.sleep(0.1)
         assert _with_folder(tmp_path / ending) == []
+        assert list(temporary.glob("fx2relax-*")) == []
 
 
 def _with_folder(store: Path) -> list[int]:

@@ -24,7 +24,7 @@ import torch
 import torch.fx
 from torch._subclasses import FakeTensorMode
 
-from fx2relax.compiling import messages
+from fx2relax.compiling import leaving, messages
 
 #: Seconds without a request after which it ends.
 IDLE = 60.0
@@ -64,12 +64,13 @@ def _run(control: socket.socket) -> None:
         if os.fork():  # nobody has to wait for the child of a child
             os._exit(0)
         _leave_behind(control.fileno())
+        leaving.keep_together()
         _serve(control)
         code = 0
     except BaseException:
         code = 1
     finally:
-        os._exit(code)
+        leaving.leave(code)
 
 
 def _leave_behind(kept: int) -> None:
@@ -107,8 +108,9 @@ def _serve(control: socket.socket) -> None:
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 channel = socket.socket(fileno=number)
+                leaving.keep_together()
                 _in_a_thread(lambda: _answer(channel))  # noqa: B023  # it is the last one here
-                os._exit(1)
+                leaving.leave(1)
             os.close(number)
 
 
@@ -175,7 +177,7 @@ def _answer(channel: socket.socket) -> None:
         said, code = {"refused": f"{type(error).__name__}: {error}"}, b""
     with sending, contextlib.suppress(OSError):
         messages.send(channel, {**said, "log": kept.lines}, code)
-        os._exit(0)
+        leaving.leave(0)
 
 
 def _tell(channel: socket.socket, sending: threading.Lock) -> None:
@@ -185,7 +187,7 @@ def _tell(channel: socket.socket, sending: threading.Lock) -> None:
             with sending:
                 messages.send(channel, {"computed": sum(os.times()[:4])})
         except OSError:
-            os._exit(0)
+            leaving.leave(0)
         time.sleep(TOLD)
 
 
