@@ -317,6 +317,25 @@ def test_attention(causal: bool, masked: bool) -> None:
         torch.testing.assert_close(function(*given), attend(*given), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_long"),
+    [
+        ((1, 2048, 8, 16), True),
+        ((1, 256, 8, 16), False),
+        (("b", "n", 8, 16), False),
+        (("b", 2048, 8, 16), True),
+    ],
+    ids=str,
+)
+def test_scores_of_a_long_attention_are_not_held(
+    shape: tuple[int | str, ...], is_long: bool
+) -> None:
+    """It is left to PyTorch's kernel, whatever else is generated; sizes may be unknown."""
+    mod = module(lambda _, q, k, v: R.nn.attention(q, k, v), shape, shape, shape)
+    assert ("fx2relax.library.attention" in str(lower(mod, library="generated"))) == is_long
+    assert "fx2relax.library.attention" not in str(lower(mod, library="none"))
+
+
 def test_permutations_that_undo_each_other() -> None:
     def body(builder: Any, x: Any) -> Any:
         return R.permute_dims(builder.emit(R.permute_dims(x, [0, 2, 1, 3])), [0, 2, 1, 3])

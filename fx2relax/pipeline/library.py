@@ -333,9 +333,9 @@ def _long_attention(call: Any, uses: _Uses) -> _Product | None:
     queries, keys = _sizes(call.args[0]), _sizes(call.args[1])
     if queries is None or keys is None:
         return None
-    counts = [const_int(n) for n in (*queries[:3], keys[1])]
     # A size that is not known is not taken to be large.
-    scores = math.prod(1 if n is None else n for n in counts)
+    counts = [n for n in map(const_int, (*queries[:3], keys[1])) if isinstance(n, int)]
+    scores = math.prod(counts)
     return _attention(call, uses) if scores >= _LONG else None
 
 
