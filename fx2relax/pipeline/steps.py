@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from .contractions import Contraction, Loads, Step, evaluate
 from .tir import NotHandled
@@ -40,19 +41,21 @@ def written(found: Contraction, params: Sequence[Any], sums: Any) -> Written | N
     steps: list[Statement] = []
     buffers: list[Any] = []
     todo = found.steps
+    whole = dict(zip(found.order, found.result.shape, strict=True))
     if any(p.same_as(found.result) for p in params):
         copy = Step([], found.result, list(found.order), tirx.BufferLoad(found.result, found.order))
         todo = [copy, *todo]
     for step in todo:
-        own = _own_axes(step, places)
-        if own is None:
+        found_axes = _own_axes(step, places, whole)
+        if found_axes is None:
             return None
+        own, inside = found_axes
         if any(p.same_as(step.target) for p in params):
             target = None
         else:
             target = tirx.decl_buffer(list(sums.shape), str(step.target.dtype), "passed")
             buffers.append(target)
-        steps.append(_statement(step, own, dict(tiles), target))
+        steps.append(_statement(step, own, inside, dict(tiles), target))
         if target is not None:
             tiles[step.target] = target
             order = [own.get(i) if isinstance(i, tvm.ir.Var) else None for i in step.indices]
@@ -62,8 +65,20 @@ def written(found: Contraction, params: Sequence[Any], sums: Any) -> Written | N
     return Written(steps, buffers) if steps else None
 
 
-def _own_axes(step: Step, places: dict[Any, list[Any]]) -> dict[Any, Any] | None:
-    """From each axis of a step to that of the contraction which it stands for."""
+def _own_axes(
+    step: Step, places: dict[Any, list[Any]], whole: dict[Any, Any]
+) -> tuple[dict[Any, Any], dict[Any, Any]] | None:
+    """From each axis of a step to that of the contraction which it stands for.
+
+    Args:
+        step: what follows.
+        places: the contraction's axes by which each tile is indexed.
+        whole: how long those are.
+
+    Returns:
+        that, and how far the step goes along those of the contraction's axes of which it reads a
+        part (a slice from the start on).
+    """
     search = Loads()
     try:
         search.expr(step.value)
@@ -76,29 +91,40 @@ def _own_axes(step: Step, places: dict[Any, list[Any]]) -> dict[Any, Any] | None
             known.append((load, order))
     if not known:
         return None
-    load, order = known[0]
     own: dict[Any, Any] = {}
-    for index, var in zip(load.indices, order, strict=True):
-        if isinstance(index, tvm.ir.Var):
-            own[index] = var
-        elif not (isinstance(index, tirx.IntImm) and int(index.value) == 0):
-            return None
-    if len(own) != sum(isinstance(i, tvm.ir.Var) for i in load.indices):
-        return None
-    for other, order in known[1:]:
-        for index, var in zip(other.indices, order, strict=True):
+    inside: dict[Any, Any] = {}
+    firsts: list[Any] = []  # axes of which a step reads the first element alone
+    extents = {a.var: a.extent for a in step.axes}
+    for load, order in known:
+        for index, var in zip(load.indices, order, strict=True):
+            size = whole[var]
             if isinstance(index, tvm.ir.Var):
-                if index not in own or not own[index].same_as(var):
+                if index in own and not own[index].same_as(var):
                     return None
-            elif not (isinstance(index, tirx.IntImm) and int(index.value) == 0):
+                own[index] = var
+                extent = extents.get(index, size)
+            elif isinstance(index, tirx.IntImm) and int(index.value) == 0:
+                if isinstance(size, tirx.IntImm) and int(size) == 1:
+                    continue
+                extent = tirx.const(1, index.ty.dtype)
+                if not any(var.same_as(first) for first in firsts):
+                    firsts.append(var)
+            else:
                 return None
+            if not Analyzer().can_prove_equal(extent, size):
+                inside[var] = extent
+    standing = [*own.values(), *firsts]
+    if any(a.same_as(b) for n, a in enumerate(standing) for b in standing[:n]):
+        return None
     free = [a for a in step.axes if a.var not in own]
     if any(a.length != 1 for a in free):
         return None
-    return {**own, **{a.var: None for a in free}}
+    return {**own, **{a.var: None for a in free}}, inside
 
 
-def _statement(step: Step, own: dict[Any, Any], tiles: dict[Any, Any], target: Any) -> Statement:
+def _statement(
+    step: Step, own: dict[Any, Any], inside: dict[Any, Any], tiles: dict[Any, Any], target: Any
+) -> Statement:
     def make(values: dict[Any, Any], place: Any) -> Any:
         zero = tirx.const(0, "int64")
         here = {axis: values[var] if var is not None else zero for axis, var in own.items()}
@@ -110,7 +136,11 @@ def _statement(step: Step, own: dict[Any, Any], tiles: dict[Any, Any], target: A
         value = evaluate(step.value, here, read)
         indices = [evaluate(i, here) for i in step.indices]
         if target is not None:
-            return tirx.BufferStore(target, value, [place])
-        return tirx.BufferStore(step.target, value, indices)
+            store = tirx.BufferStore(target, value, [place])
+        else:
+            store = tirx.BufferStore(step.target, value, indices)
+        for var, extent in inside.items():
+            store = tirx.IfThenElse(values[var] < extent, store, None)
+        return store
 
     return make
