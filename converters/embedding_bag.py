@@ -119,12 +119,13 @@ def _forward(
 ) -> Any:
     out, sizes, best, owner = bags(weight, indices, offsets, mode, scale, closed, padding)
     kind = dtype(offsets)
-    # As eager does on a CPU: no owners for plain sums, and rows of maxima for maxima alone.
+    # As eager does on a CPU: no owners for plain sums, no counts for sums, and rows of maxima for
+    # maxima alone; for means the counts again.
     plain = mode == _SUM and dtype(weight) in ("float32", "float16") and padding < 0
     number = shape(sizes)[0]
     owners = op.zeros(shape_expr([0]), kind) if plain else cast(owner, kind)
-    rows = cast(best, kind) if mode == _MAX else op.zeros(shape_expr([number]), kind)
-    counts = cast(sizes, kind)
+    counts = cast(sizes, kind) if mode != _SUM else op.zeros(shape_expr([number]), kind)
+    rows = cast(best, kind) if mode == _MAX else counts
     if forward_only and closed:
         counts = op.concat([counts, op.zeros(shape_expr([1]), kind)], 0)
     return out, owners, counts, rows

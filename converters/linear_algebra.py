@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fx2relax import dtypes
+from fx2relax.agreement import agreed_factors
 
 from .common import const, converts, dtype, emit, ndim, op, shape, shape_expr
 
@@ -25,7 +26,7 @@ def matmul(a: Any, b: Any, out_dtype: str | None = None) -> Any:
 
 def accumulated(a: Any, b: Any) -> Any:
     """``a @ b`` in the dtype of the sum: float32 for half precision, else the operands' own."""
-    return op.matmul(a, b, out_dtype="float32" if dtype(a) in _HALF else None)
+    return op.matmul(*agreed_factors(a, b), out_dtype="float32" if dtype(a) in _HALF else None)
 
 
 def _scaled(x: Any, factor: Any) -> Any:

@@ -70,6 +70,9 @@ def leaves():
 def misfit():
     return torch.nn.Linear(3, 4), torch.randn(2, 5)
 
+def empty():
+    return (lambda x: x * 2), torch.randn(0, 3)
+
 def talks():
     print("hello")
     return tensor()
@@ -241,3 +244,9 @@ def test_progress_is_on_the_error_stream_of_a_terminal(models: str) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["right"] is True
     assert b"timing in turns" in shown
+
+
+def test_no_elements(models: str) -> None:
+    done = _bench(f"{models}:empty", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)

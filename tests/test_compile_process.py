@@ -270,6 +270,30 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     assert say(script, tmp_path) == "True True"
 
 
+def test_a_process_that_has_ended_meanwhile(tmp_path: Path) -> None:
+    """Where a write to what is closed ends the user's process, and many files are open."""
+    script = """
+        import os, resource, signal
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1500)]
+        with torch.no_grad():
+            is_right()
+            print(here(), end=" ")
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    own = os.environ["FX2RELAX_CACHE_DIR"] in open(f"/proc/{name}/environ").read()
+                    if own and open(f"/proc/{name}/comm").read() == "fx2relax\\n":
+                        os.kill(int(name), signal.SIGKILL)
+                except OSError:
+                    pass
+            is_right(lambda x: x.sin() @ x.mT, x)
+        print(here())
+    """
+    assert say(script, tmp_path) == "False False"
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Neither by a process that ends, nor by one that is killed; nor does it hold its output.
 

@@ -149,3 +149,17 @@ def test_offsets_that_make_no_bags(offsets):
         F.embedding_bag(INDICES, TABLE, torch.tensor(offsets), mode="sum")
     with pytest.raises(RuntimeError, match="offsets"):
         run(TABLE, INDICES, torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("padding", [-1, 3])
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=MODES)
+def test_what_is_kept_for_gradients(mode, padding):
+    """As check compares it."""
+
+    def kept(table, indices, offsets):
+        arguments = table, indices, offsets, False, mode, False, None, False, padding
+        return torch.ops.aten._embedding_bag(*arguments)
+
+    assert_matches_eager(kept, TABLE, INDICES, OFFSETS)
+    bag = nn.EmbeddingBag(10, 6, mode=MODES[mode])
+    assert fx2relax.check(bag, INDICES, OFFSETS, grad=True).right

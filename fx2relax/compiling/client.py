@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import select
 import socket
 import sys
 import threading
@@ -141,7 +140,7 @@ def _entry(channel: socket.socket, checkpoint: Callable[[], None]) -> cache.Entr
     computed, at = 0.0, heard
     while True:
         checkpoint()
-        ready, _, _ = select.select([channel], [], [], _POLL)
+        ready = messages.is_ready(channel, _POLL)
         now = time.monotonic()
         if not ready:
             if now - heard > limit:
@@ -168,10 +167,14 @@ def _channel() -> socket.socket | None:
         control = _control_of_process()
         if control is None:
             return None
-        here, there = socket.socketpair()
+        try:
+            here, there = socket.socketpair()
+        except OSError as error:
+            log.info("there is no channel to the process that compiles: %s", error)
+            return None
         with there:
             try:
-                socket.send_fds(control, [b"r"], [there.fileno()])
+                messages.hand(control, there.fileno())
             except OSError:  # it has ended
                 here.close()
                 _forget()

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -97,8 +96,7 @@ def _serve(control: socket.socket) -> None:
     # The system waits for the children; those wait for their own.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([control], [], [], IDLE)
-        if not ready:
+        if not messages.is_ready(control, IDLE):
             return
         word, handed, _, _ = socket.recv_fds(control, 1, 1)
         if not word:
