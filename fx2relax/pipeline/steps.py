@@ -111,8 +111,12 @@ def _own_axes(
                     firsts.append(var)
             else:
                 return None
-            if not Analyzer().can_prove_equal(extent, size):
-                inside[var] = extent
+            analyzer = Analyzer()
+            if analyzer.can_prove_equal(extent, size):
+                continue
+            if not analyzer.can_prove(extent <= size):
+                return None  # it may be padded: there is more to write than the sums
+            inside[var] = extent
     standing = [*own.values(), *firsts]
     if any(a.same_as(b) for n, a in enumerate(standing) for b in standing[:n]):
         return None

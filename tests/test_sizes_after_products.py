@@ -1,4 +1,4 @@
-"""A part of a generated product, convolution or attention, computed in its kernel."""
+"""What follows a generated product, convolution or attention and is of another size than it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,13 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[int, ...]]]] = 
         lambda n: (n, 40),
     ),
     "batch": (lambda x: torch.relu((x @ x.mT)[:1, :4, :3]), lambda n: (2, n, n + 3)),
+    "padded": (lambda x: F.pad(x @ W.T, (0, 3, 0, 2)).relu(), lambda n: (n, 40)),
+    "padded along the rows": (lambda x: F.pad(x @ W.T, (0, 0, 0, 2)) + 1, lambda n: (n, 40)),
+    "part of padded": (lambda x: F.pad(x @ W.T, (0, 3))[:5, :72].exp(), lambda n: (n, 40)),
+    "padded plane": (
+        lambda x: F.pad(F.conv2d(x, PLANE, padding=1), (0, 1, 0, 2)).relu(),
+        lambda n: (2, 3, n, n + 1),
+    ),
     "plane": (
         lambda x: F.conv2d(x, PLANE, padding=1)[:, :, :-1, :-2].relu(),
         lambda n: (2, 3, n, n + 1),
