@@ -108,6 +108,18 @@ def test_there_is_no_such_model(command: str, tmp_path: Path) -> None:
     assert "there is no file" in done.output
 
 
+@pytest.mark.parametrize("command", ["explain", "check"])
+def test_eager_does_not_run_the_model(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "misfit.py"
+    file.write_text(
+        "import torch\ndef net():\n    return torch.nn.Linear(3, 4), torch.ones(2, 5)\n"
+    )
+    done = CliRunner().invoke(main, [command, f"{file}:net"])
+    assert done.exit_code == 2
+    said = " ".join(done.output.replace("│", " ").split())
+    assert "does not run in eager: RuntimeError: mat1 and mat2 shapes cannot be" in said
+
+
 @pytest.mark.parametrize("command", ["explain", "check", "bench", "tune"])
 def test_no_function_is_named(command: str, model: str) -> None:
     file = model.removesuffix(":net")

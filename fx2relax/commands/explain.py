@@ -48,7 +48,9 @@ def _read(model: str, threads: int | None) -> Any:
 
     torch.set_num_threads(threads or torch.get_num_threads())
     try:
-        return sides.read(model)
+        module, args, kwargs = sides.read(model)
+        sides.try_out(model, module, args, kwargs)
+        return module, args, kwargs
     except sides.NoModel as error:
         raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
 
@@ -82,7 +84,7 @@ def explain(
 
     FUNCTION takes nothing and returns (module, inputs), as for `fx2relax bench`.
 
-    Exits with 0; with 2 if there is no such model.
+    Exits with 0; with 2 if there is no such model, or eager cannot run it.
     """
     import fx2relax
 
@@ -125,7 +127,7 @@ def check(
     FUNCTION takes nothing and returns (module, inputs), as for `fx2relax bench`.
 
     Exits with 0; with 1 if a kernel is wrong or a graph cannot be compiled; with 2 if there is no
-    such model.
+    such model, or eager cannot run it.
     """
     import fx2relax
 
