@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fx2relax
 from fx2relax import cuda_routes, decompositions, drafts, programs
 from fx2relax.capture import trace
 from fx2relax.capture_inputs import fake_inputs
@@ -110,3 +111,14 @@ def as_on_gpu() -> Iterator[list[Any]]:
         mock.patch.dict("os.environ", {"FX2RELAX_COMPILE_PROCESS": "0"}),
     ):
         yield graphs
+
+
+def is_kept_on_disk(model: Any, x: torch.Tensor, tolerance: dict[str, float]) -> None:
+    """A program gives eager's results when it is compiled, and when it is read from the disk."""
+    for times in (0, 1):
+        torch._dynamo.reset()
+        fx2relax.reset_stats()
+        with as_on_gpu(), torch.no_grad():
+            fast = torch.compile(model, backend="relax", options={"never_slower": False})
+            torch.testing.assert_close(fast(x), model(x), **tolerance)
+        assert fx2relax.stats()["cache_hits"] == times

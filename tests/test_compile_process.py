@@ -28,7 +28,7 @@ from fx2relax.options import Options
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is a fork on Linux alone")
 
 _BEGIN = """
-import logging, sys, threading
+import logging, os, signal, sys, threading
 import torch, fx2relax
 torch.manual_seed(0)
 lines = []
@@ -49,6 +49,14 @@ def is_right(f=net, *arguments, **options):
     torch.testing.assert_close(fast(*arguments), f(*arguments))
 def here():
     return "tvm" in sys.modules
+def kill_the_other():
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            ours = os.environ["FX2RELAX_CACHE_DIR"] in open(f"/proc/{name}/environ").read()
+            if ours and open(f"/proc/{name}/comm").read() == "fx2relax\\n":
+                os.kill(int(name), signal.SIGKILL)
+        except OSError:
+            pass
 """
 
 
@@ -245,23 +253,11 @@ def test_what_may_be_asked_for(tmp_path: Path, script: str, compiled_here: bool)
 def test_a_process_that_is_killed(tmp_path: Path) -> None:
     """The graph is compiled, whenever it goes."""
     script = """
-        import os, signal
         from fx2relax.compiling import client
-        def processes():
-            found = []
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    ours = os.environ["FX2RELAX_CACHE_DIR"] in open(f"/proc/{name}/environ").read()
-                    if ours and open(f"/proc/{name}/comm").read() == "fx2relax\\n":
-                        found.append(int(name))
-                except OSError:
-                    pass
-            return found
         send = client.messages.send
         def killing(channel, request):
             send(channel, request)
-            for number in processes():
-                os.kill(number, signal.SIGKILL)
+            kill_the_other()
         client.messages.send = killing
         with torch.no_grad():
             is_right()
@@ -273,7 +269,7 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
 def test_a_process_that_has_ended_meanwhile(tmp_path: Path) -> None:
     """Where a write to what is closed ends the user's process, and many files are open."""
     script = """
-        import os, resource, signal
+        import resource
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
@@ -281,13 +277,7 @@ def test_a_process_that_has_ended_meanwhile(tmp_path: Path) -> None:
         with torch.no_grad():
             is_right()
             print(here(), end=" ")
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    own = os.environ["FX2RELAX_CACHE_DIR"] in open(f"/proc/{name}/environ").read()
-                    if own and open(f"/proc/{name}/comm").read() == "fx2relax\\n":
-                        os.kill(int(name), signal.SIGKILL)
-                except OSError:
-                    pass
+            kill_the_other()
             is_right(lambda x: x.sin() @ x.mT, x)
         print(here())
     """

@@ -9,6 +9,7 @@ import click
 from rich import box
 from rich.table import Table
 
+from fx2relax.commands.models import read_model
 from fx2relax.commands.output import as_json, console, print_json, progress, require_imports
 
 if TYPE_CHECKING:
@@ -61,11 +62,7 @@ def bench(
         def step(what: str) -> None:
             bar.update(task, description=what, advance=1)
 
-        try:
-            module, args, kwargs = sides.read(model)
-            sides.try_out(model, module, args, kwargs)
-        except sides.NoModel as error:
-            raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
+        module, args, kwargs = read_model(model)
         measured = sides.Bench(module, args, kwargs, sides.DTYPES[dtype] if dtype else None)
         step("eager and float64")
         found.append(measured.reference())

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from fx2relax.commands.models import read_model
 from fx2relax.commands.output import as_json, console, print_json, progress, require_imports
 
 
@@ -44,15 +45,8 @@ def _read(model: str, threads: int | None) -> Any:
     require_imports()
     import torch
 
-    from fx2relax.demo import sides
-
     torch.set_num_threads(threads or torch.get_num_threads())
-    try:
-        module, args, kwargs = sides.read(model)
-        sides.try_out(model, module, args, kwargs)
-        return module, args, kwargs
-    except sides.NoModel as error:
-        raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
+    return read_model(model)
 
 
 @click.command()

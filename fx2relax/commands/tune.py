@@ -9,6 +9,7 @@ import click
 from rich import box
 from rich.table import Table
 
+from fx2relax.commands.models import read_model
 from fx2relax.commands.output import as_json, console, print_json, progress, require_imports
 from fx2relax.units import duration_text, share_text
 
@@ -62,15 +63,10 @@ def tune(
     import torch
 
     import fx2relax
-    from fx2relax.demo import sides
     from fx2relax.errors import OptionError
 
     torch.set_num_threads(threads or torch.get_num_threads())
-    try:
-        module, args, kwargs = sides.read(model)
-        sides.try_out(model, module, args, kwargs)
-    except sides.NoModel as error:
-        raise click.BadParameter(str(error), param_hint="MODEL.py:FUNCTION") from error
+    module, args, kwargs = read_model(model)
     with progress() as bar:
         task = bar.add_task("compile", total=seconds or None)
         tried = faster = 0

@@ -27,7 +27,7 @@ from .legalize import legalize
 from .lift import lift
 from .precise import precise_sources
 from .traps import with_traps
-from .turned_twice import join_transposes
+from .turns import join_turns
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def lower_for_cuda(mod: Any, target: Any, lift_weights: bool) -> Any:
     """Legalise, fuse and schedule a module; see `build.lower`."""
     target = with_host(target)
     with target:
-        mod = join_transposes(mod)
+        mod = join_turns(mod)
         mod = fuse(legalize(lift(mod) if lift_weights else mod))
         for name, function in list(mod.functions_items()):
             if isinstance(function, tirx.PrimFunc):

@@ -93,6 +93,7 @@ def _own_axes(
         return None
     own: dict[Any, Any] = {}
     inside: dict[Any, Any] = {}
+    analyzer = Analyzer()
     firsts: list[Any] = []  # axes of which a step reads the first element alone
     extents = {a.var: a.extent for a in step.axes}
     for load, order in known:
@@ -111,7 +112,6 @@ def _own_axes(
                     firsts.append(var)
             else:
                 return None
-            analyzer = Analyzer()
             if analyzer.can_prove_equal(extent, size):
                 continue
             if not analyzer.can_prove(extent <= size):
