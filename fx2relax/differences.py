@@ -27,6 +27,9 @@ _HALF_FACTOR, _HALF_UNITS = 2.0, 2
 # whether a number that is no fraction becomes another one.
 _NEAR = (1.0,) * 3
 _FAR = (16.0,) * 8
+# And so often, until it does, where one is infinite or none: half of what cancels out does so to
+# the last digit, and leaves another number than nothing where it does not.
+_OFTEN = (16.0,) * 40
 # No input is moved further than this part of it to see how far results leap: roundings of bfloat16
 # are so large that sixteen of them would be another input.
 _LEAP = 1 / 64
@@ -168,8 +171,12 @@ def _explained(
     wanted, left = _kind(got), odd
     if exact is not None:
         left = left & (_kind(exact.to(got.dtype)) != wanted)
-    for sample in _samples(inputs, run, _FAR) if left.any() else ():
-        left = left & (_kind(sample.to(got.dtype)) != wanted)
+    fractions = got.is_floating_point() or got.is_complex()
+    if left.any():
+        for sample in _samples(inputs, run, _OFTEN if fractions else _FAR):
+            left = left & (_kind(sample.to(got.dtype)) != wanted)
+            if not left.any():
+                break
     return not left.any()
 
 
