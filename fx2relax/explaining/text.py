@@ -51,8 +51,9 @@ def summary(data: Data) -> str:
     words.append(units.count_text(len(data.breaks), "graph break"))
     words.append(f"first call {units.duration_text(data.seconds)}")
     if data.call is not None and data.outside is not None:
-        words.append(f"a call {units.duration_text(data.call)}")
-        words.append(f"{units.share_text(data.call - data.outside, data.call)} of it in kernels")
+        parts = [("in kernels", data.call - data.outside), *data.overheads()]
+        shares = (f"{units.share_text(s, data.call)} {name.split(':')[0]}" for name, s in parts)
+        words.append(f"a call {units.duration_text(data.call)} ({', '.join(shares)})")
     return ", ".join(words)
 
 
