@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import tvm_ffi
 
+from .. import tvm_runtime
 from ..runtime import compiled
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ def share_threads() -> bool:
 
     Takes effect for executables built afterwards, and is done once for a process.
     """
+    # Its own pool is registered as it is loaded, and would take the place of this one.
+    with contextlib.suppress(ImportError, OSError):
+        tvm_runtime.start("cpu")
     launch = _launcher()
     if launch is not None and _register(launch):
         return True
