@@ -118,7 +118,8 @@ def with_gradients(device: str) -> None:
         return part.square().sum()
 
     def run(function: Any, number: int) -> list[Tensor]:
-        x, w = own(device, 4, 6) + number, own(device, 6, 6)
+        # Near its ends, the gradient of tanh is what is left of a difference.
+        x, w = own(device, 4, 6) / 8 + number / 16, own(device, 6, 6)
         inputs = [x.requires_grad_(), w.requires_grad_()]
         loss = function(*inputs)
         return [loss.detach(), *torch.autograd.grad(loss, inputs)]
