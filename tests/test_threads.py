@@ -76,7 +76,7 @@ def test_many_threads_that_call_compile_and_clear() -> None:
     memory, graphs = found["memory"][2:], found["graphs"][2:]
     compiled = graphs[-1] - graphs[0]
     assert compiled >= 3 * 8, found  # two threads, four functions in each part
-    assert memory[-1] - memory[0] < compiled, found
+    assert memory[-1] - memory[0] < min(48, compiled), found
 
 
 @pytest.mark.whole
