@@ -100,7 +100,7 @@ def lower(
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
-        mod = fuse(legalize(mod))
+        mod = fuse(legalize(mod), target)
         stages.note("fused", mod=mod, target=target)
         mod = schedule_kernels(mod, target, known)
         mod = pack(mod) if library == "torch" else mod

@@ -14,17 +14,24 @@ from fx2relax import stages
 from .flow import expressions
 from .order import sizes_first
 from .results import own_results
+from .row_groups import join_rows
 
 _log = logging.getLogger(__name__)
 
 
-def fuse(mod: Any) -> Any:
-    """Fuse the `call_tir` kernels of a legalised module; other calls stay as they are."""
+def fuse(mod: Any, cpu: Any = None) -> Any:
+    """Fuse the `call_tir` kernels of a legalised module; other calls stay as they are.
+
+    Args:
+        mod: the module.
+        cpu: the target, where kernels that run by the same rows may be one.
+    """
     passes = relax.transform
     mod = tvm.transform.Sequential([passes.ConvertToDataflow(), passes.FoldConstant()])(mod)
     mod = own_results(_without_empty_constants(mod))
     stages.note("legal", mod=mod)
     joined = passes.FuseOps()(passes.AnnotateTIROpPattern()(mod))
+    joined = joined if cpu is None else join_rows(joined, cpu)
     stages.note("grouped", mod=joined)
     try:
         mod = passes.FuseTIR()(sizes_first(joined))

@@ -45,7 +45,7 @@ def schedule_rows(sch: Any, blocks: list[Block], rows: int, threads: int) -> Non
     last = blocks[-1]
     work = sum(b.work for b in blocks)
     place = sch.get_loops(last.rv)[rows - 1]
-    strips = _in_strips(blocks, rows)
+    strips = in_strips(blocks, rows)
     if strips:
         turns = 4 * threads if worth(work, threads) else 1
         place, _ = sch.split(place, [None, _strip(blocks, rows, turns)])
@@ -66,7 +66,7 @@ def schedule_rows(sch: Any, blocks: list[Block], rows: int, threads: int) -> Non
         inner(sch, block, inside)
 
 
-def _in_strips(blocks: list[Block], rows: int) -> bool:
+def in_strips(blocks: list[Block], rows: int) -> bool:
     """Whether vectors run along the last shared dimension, because no sum runs along memory."""
     reducing = [b for b in blocks if b.reduces]
     if not reducing:

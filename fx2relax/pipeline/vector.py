@@ -20,6 +20,7 @@ from .transposes import TRANSPOSE, transposed
 
 VECTOR = "fx2relax.vector"
 REDUCE = "fx2relax.reduce"
+_SHORTEST = 4  # elements of a vector
 _BYTES = 64  # a vector register of AVX-512; LLVM splits it where they are narrower
 
 
@@ -116,21 +117,44 @@ def _vector_loop(loop: Any) -> Any:
         return rebuild_for(loop, loop.extent, loop.body, marked=False)
     width = tirx.const(lanes, dtype)
     whole = tirx.floordiv(loop.extent, width)
-
-    def inner(i: Any) -> Any:
-        def at(body: Any, j: Any) -> Any:
-            return _at(body, var, i * width + j)
-
-        found = bounded(loop.body, lanes, dtype, at)
-        if found is not None:
-            return found
-        body = loop.body
-        return counted("lane", dtype, lanes, lambda j: at(body, j), tirx.ForKind.VECTORIZED)
-
-    if length is not None and length == lanes:
-        return inner(tirx.const(0, dtype))
-    parts = [counted("chunk", dtype, whole, inner)]
-    if length is None or length % lanes:
-        rest = loop.extent - whole * width
-        parts.append(counted("rest", dtype, rest, lambda j: _at(loop.body, var, whole * width + j)))
+    if length == lanes:
+        return _vector(loop, lanes, tirx.const(0, dtype))
+    parts = [counted("chunk", dtype, whole, lambda i: _vector(loop, lanes, i * width))]
+    if length is None:
+        done = whole * width
+        rest = loop.extent - done
+        parts.append(counted("rest", dtype, rest, lambda j: _at(loop.body, var, done + j)))
+    else:
+        parts += _rest(loop, lanes // 2, length // lanes * lanes, length)
     return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+
+
+def _vector(loop: Any, lanes: int, start: Any) -> Any:
+    """So many turns of a loop as vectors."""
+    dtype = loop.loop_var.ty.dtype
+
+    def at(body: Any, j: Any) -> Any:
+        return _at(body, loop.loop_var, start + j)
+
+    found = bounded(loop.body, lanes, dtype, at)
+    if found is not None:
+        return found
+    body = loop.body
+    return counted("lane", dtype, lanes, lambda j: at(body, j), tirx.ForKind.VECTORIZED)
+
+
+def _rest(loop: Any, lanes: int, start: int, stop: int) -> list[Any]:
+    """The last turns of a loop: in ever shorter vectors, since rows have a rest each."""
+    dtype = loop.loop_var.ty.dtype
+    parts = []
+    while lanes >= _SHORTEST:
+        if stop - start >= lanes:
+            parts.append(_vector(loop, lanes, tirx.const(start, dtype)))
+            start += lanes
+        lanes //= 2
+    if start < stop:
+        first, rest = tirx.const(start, dtype), tirx.const(stop - start, dtype)
+        parts.append(
+            counted("rest", dtype, rest, lambda j: _at(loop.body, loop.loop_var, first + j))
+        )
+    return parts
