@@ -73,8 +73,8 @@ def test_each_artifact_alone(tmp_path: Path) -> None:
     """As switched in a program, one after the other; by the environment, the first of them."""
     shown = {
         "relax_ir": "R.nn.gelu(",
-        "fusion": "fused_add_gelu: add, gelu",
-        "tir": "# softmax\n",
+        "fusion": "fused_add_gelu_softmax: add, gelu, softmax",
+        "tir": "# fused_add_gelu_softmax\n",
         "kernels": "= fx2relax.library.rows_nt",
         "library": "1 x library.rows_nt",
         "cache": "stored: ",
@@ -91,7 +91,7 @@ def test_each_artifact_alone(tmp_path: Path) -> None:
 
 def test_all_of_them(tmp_path: Path) -> None:
     said = _said(tmp_path, TORCH_LOGS="+fx2relax")
-    for text in ("R.nn.gelu(", "# softmax\n", "1 x library.rows_nt", "missed: "):
+    for text in ("R.nn.gelu(", "# fused_add_gelu_softmax\n", "1 x library.rows_nt", "missed: "):
         assert text in said
 
 
