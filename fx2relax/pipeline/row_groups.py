@@ -7,6 +7,7 @@ thread does all of it for one row after the other, in cache.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from .inline import inline_steps
 from .loops import worth
 from .places import shorten
 from .rows import common_rows, in_strips
+
+_log = logging.getLogger(__name__)
 
 _ROW_BYTES = 1 << 20  # what a row reads and writes: within a second-level cache
 _LONGEST_NAME = 80
@@ -257,8 +260,14 @@ class _Joined:
         for other, shape in known:
             if tvm_ffi.structural_equal(other, function):
                 return shape
-        known.append((function, _shape(self._fused(group, function))))
-        return known[-1][1]
+        shape = None
+        try:
+            shape = _shape(self._fused(group, function))
+        except Exception as error:
+            # TVM's errors have no common class; apart, the kernels are valid.
+            _log.debug("%s stays apart: %s", group.name, str(error)[:500])
+        known.append((function, shape))
+        return shape
 
     def _fused(self, group: _Group, function: Any) -> Any:
         """The kernel that a group becomes."""
@@ -296,7 +305,7 @@ def _suits(func: Any) -> tuple[bool, bool]:
     if not isinstance(func, tirx.PrimFunc) or not _PLAIN.issuperset((func.attrs or {}).keys()):
         return False, False
     if getattr(getattr(func.body, "block", None), "name_hint", "") != "root":
-        return False, False
+        return False, False  # written by hand
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), error_render_level="none")
     blocks = [Block(sch, rv) for rv in sch.get_child_blocks(sch.get_sblock("root"))]
     fits = bool(blocks) and all(block.regular and _is_straight(block) for block in blocks)
