@@ -96,6 +96,11 @@ def another(
     return compiled
 
 
+def expect_any() -> None:
+    """Get ready for graphs that are about to be captured, in a program that has none on disk."""
+    client.begin_early(cache.open_store())
+
+
 def expect(graph: torch.fx.GraphModule, inputs: Sequence[object], options: Options) -> None:
     """Get ready for a graph of Dynamo's that is about to be traced, and that is not known yet."""
     client.begin_for(graph, inputs, cache.open_store(options.cache, options.cache_size))

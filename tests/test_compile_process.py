@@ -170,8 +170,8 @@ def test_without_a_store(tmp_path: Path) -> None:
     assert not list((tmp_path / "programs").glob("*.program"))
 
 
-def test_it_begins_beside_the_trace_of_a_new_graph(tmp_path: Path) -> None:
-    """And not at all where the graph is known, and found."""
+def test_it_begins_before_the_trace_of_what_is_new(tmp_path: Path) -> None:
+    """In a program that runs for the first time, or of a graph that is; else not at all."""
     (tmp_path / "programs").mkdir(mode=0o700)
     (tmp_path / "programs" / "other.program").touch()
     script = """
@@ -179,14 +179,40 @@ def test_it_begins_beside_the_trace_of_a_new_graph(tmp_path: Path) -> None:
         from fx2relax.compiling import process
         begin, begun = process.begin, []
         def noted():
-            begun.append("begin_for" in [frame.name for frame in traceback.extract_stack()])
+            frames = [frame.name for frame in traceback.extract_stack()]
+            begun.extend(name for name in ("begin_early", "begin_for") if name in frames)
             return begin()
         process.begin = noted
         with torch.no_grad():
-            is_right(options={"library": "torch"})
-        print(begun)
+            is_right(WHAT, options={"library": "torch"})
+        print(*begun, here())
     """
-    assert [say(script, tmp_path) for _ in range(2)] == ["[True]", "[]"]
+    whats = ("net", "net", "lambda x: net(x) + 1")
+    said = [say(script.replace("WHAT", f"{what}, x"), tmp_path) for what in whats]
+    assert said == ["begin_early False", "False", "begin_for False"]
+
+
+def test_it_runs_the_quicker_python(tmp_path: Path) -> None:
+    """What is looked at less closely there is the same."""
+    script = """
+        from fx2relax.compiling import quicker
+        quicker.install()
+        import tvm, tvm_ffi
+        from tvm import s_tir
+        items = tvm_ffi.convert([1, "two", None])
+        print(list(items), list(tvm_ffi.convert([])), [a for a, _ in zip(items, "xy")], end=" ")
+        x = tvm.te.placeholder((4,), "float32", name="x")
+        y = tvm.te.compute((4,), lambda i: x[i] + 1.0, name="y")
+        sch = s_tir.Schedule(tvm.te.create_prim_func([x, y]))
+        inner = sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, 2])[1]
+        sch.vectorize(inner)
+        print("T.vectorized(2)" in sch.mod.script(), end=" ")
+        try:
+            sch.split("not a loop", [None, 2])
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    assert say(script, tmp_path) == "[1, 'two', None] [] [1, 'two'] True TypeError"
 
 
 # What each does has to be compiled here, or anew in a process that knows of it.

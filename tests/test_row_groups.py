@@ -79,6 +79,8 @@ APART: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
     "across memory": (lambda x: F.softmax(x.mT * 2, -1), [(60, 70)], 2),
     "sums of columns, then all of it": (lambda x: F.normalize(x, dim=0), [(600, 700)], 2),
     "rows beyond the cache": (lambda x: F.normalize(x, dim=1), [(8, 64, 56, 56)], 2),
+    "costly work on short rows": (lambda x: F.softmax(torch.tanh(x), -1), [(500, 9)], 2),
+    "costly work on shorter rows": (lambda x: F.softmax(torch.tanh(x), -1), [(500, 5)], 2),
     "of all, then its root": (lambda x, y: ((x - y) ** 2).sum().sqrt(), [(40, 203), (40, 203)], 2),
 }
 

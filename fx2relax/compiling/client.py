@@ -50,6 +50,22 @@ _lock = own(sys.modules[__name__], "_lock")
 _control: socket.socket | None = None
 
 
+def begin_early(store: cache.Store | None) -> None:
+    """Start the process before there is a graph, in a program that runs for the first time.
+
+    It imports TVM while Dynamo traces. Programs that ran before find what they compiled then.
+
+    Args:
+        store: where programs are kept.
+    """
+    # Whether somebody reads PyTorch's trace is known once it is written to.
+    if store is None or not _is_of_use() or stages.are_observed():
+        return
+    program, *arguments = getattr(sys, "argv", None) or [""]
+    if store.is_new(_digest(f"{SOURCE} {os.path.abspath(program)} {arguments}")):
+        _control_of_process()
+
+
 def begin_for(
     graph: torch.fx.GraphModule, inputs: Sequence[object], store: cache.Store | None
 ) -> None:
@@ -60,14 +76,21 @@ def begin_for(
         inputs: its fake inputs.
         store: where programs are kept.
     """
-    if _control is not None or not _enabled() or _cores() < 2 or _is_watched():
-        return
-    if any(map(is_symbolic, inputs)):
+    if not _is_of_use() or _is_watched() or any(map(is_symbolic, inputs)):
         return
     kinds = [(tuple(x.shape), x.dtype) for x in inputs if isinstance(x, torch.Tensor)]
     text = f"{SOURCE} {torch.is_grad_enabled()} {graph.code} {kinds}"
-    if store is None or store.is_new(hashlib.sha256(text.encode()).hexdigest()):
+    if store is None or store.is_new(_digest(text)):  # it is known from now on in any case
         _control_of_process()
+
+
+def _is_of_use() -> bool:
+    """Whether there may be a process, and it would get ready beside this one."""
+    return _enabled() and _cores() > 1
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def compiled(

@@ -19,7 +19,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.utils import copy_with_new_vars
 
 from ..compat import TensorType, type_of
-from .blocks import Block, row_axes
+from .blocks import SPATIAL, Block, row_axes
 from .flow import bindings, name_of, sizes_of
 from .inline import inline_steps
 from .loops import worth
@@ -29,6 +29,8 @@ from .rows import common_rows, in_strips
 _log = logging.getLogger(__name__)
 
 _ROW_BYTES = 1 << 20  # what a row reads and writes: within a second-level cache
+_SHORT_ROW = 32  # elements; of fewer, a good part is left after whole vectors
+_COSTLY = 8  # a step that costs more takes longer one by one than memory does
 _LONGEST_NAME = 80
 _FUSED = "fused_"
 _PRIMITIVE = "Primitive"
@@ -120,16 +122,20 @@ class _Shape:
         rows: how many leading dimensions they share.
         strips: whether vectors run across sums, so that a strip of columns stands for a row.
         turns: how many rows that makes.
+        row: how many elements of the result each has.
         touched: the bytes that a row reads and writes, from one step to the next included.
         work: a rough cost of all.
+        cost: that of an element of the costliest step.
     """
 
     steps: int
     rows: int
     strips: bool
     turns: int
+    row: int
     touched: float
     work: float
+    cost: int
 
 
 class _Joined:
@@ -244,6 +250,10 @@ class _Joined:
             return False
         if whole.steps == alone.steps:
             return True
+        if not summed and whole.row < _SHORT_ROW:
+            front = self._shape(first)
+            if front is None or front.cost > _COSTLY:
+                return False  # apart, it runs in vectors over all rows
         if whole.rows == 0 or whole.touched > _ROW_BYTES or (summed and whole.strips):
             return False
         return whole.turns >= 4 * self.threads or not worth(whole.work, self.threads)
@@ -345,7 +355,9 @@ def _shape(func: Any) -> _Shape | None:
     buffers = {buffer for b in blocks for buffer in (*b.reads, *b.writes)}
     touched = sum(map(_bytes, buffers)) / turns
     strips = rows > 0 and in_strips(blocks, rows)
-    return _Shape(len(blocks), rows, strips, turns, touched, sum(b.work for b in blocks))
+    row = math.prod(a.length or 1 for a in last.axes if a.kind == SPATIAL) // turns
+    work, cost = sum(b.work for b in blocks), max(b.summary.cost for b in blocks)
+    return _Shape(len(blocks), rows, strips, turns, row, touched, work, cost)
 
 
 def _bytes(buffer: Any) -> int:

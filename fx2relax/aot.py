@@ -1,0 +1,67 @@
+"""AOTAutograd, without what PyTorch's own wrapper imports of Inductor on the way.
+
+`torch._dynamo.backends.common.aot_autograd` imports Inductor's scheduler for a log that one
+environment variable asks for: sixty modules, a tenth of what a second process takes to start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo import disable
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch.aot_autograd import aot_module_simplified
+
+_LOGGED = "TORCH_COMPILE_DEBUG"
+
+
+def traced(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    bw_compiler: Callable[..., Any],
+    **how: Any,
+) -> Callable[..., Any]:
+    """Trace a graph of Dynamo's to ATen's, and compile those.
+
+    Args:
+        graph_module: Dynamo's.
+        inputs: its example inputs.
+        bw_compiler: compiles the backward graph.
+        how: what else `aot_module_simplified` takes.
+
+    Returns:
+        what runs in the graph's place.
+
+    Raises:
+        what tracing and the compilers raise.
+    """
+    if os.environ.get(_LOGGED, "0") == "1":
+        return aot_autograd(bw_compiler=bw_compiler, **how)(graph_module, inputs)
+
+    def apart(*arguments: Any) -> Any:
+        # Neither the compiler, which may run when the graph first does, nor its result is traced.
+        compiler = disable(bw_compiler, reason="the backward compiler is not traced")
+        return disable(compiler(*arguments), reason="a compiled backward is not traced")
+
+    how["bw_compiler"] = apart
+
+    def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        made = aot_module_simplified(graph, inputs, **how)
+        return disable(made, reason="a compiled graph is not traced")  # type: ignore[no-any-return]
+
+    counters["aot_autograd"]["total"] += 1
+    try:
+        nested = any(isinstance(x, (list, tuple, dict)) for x in inputs)
+        done = flatten_graph_inputs(graph_module, inputs, compiled) if nested else None
+        done = done or compiled(graph_module, inputs)
+    except Exception:
+        counters["aot_autograd"]["not_ok"] += 1
+        raise
+    counters["aot_autograd"]["ok"] += 1
+    return done

@@ -1,0 +1,31 @@
+"""What TVM's Python looks at twice, once: for the process that compiles, which is ours alone.
+
+Lowering walks through containers by the hundred thousand, each step of which asks for the length
+and checks the index; and every step of a schedule has the types of its arguments looked at, which
+is a third of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+
+from fx2relax import tvm_import
+
+
+def install() -> None:
+    """Change TVM's classes in this process, for good."""
+    tvm_import.load()
+    from tvm.s_tir import Schedule
+
+    tvm_ffi.Array.__iter__ = _elements
+    for name, method in list(vars(Schedule).items()):
+        unchecked = getattr(method, "__wrapped__", None)
+        if unchecked is not None:
+            setattr(Schedule, name, unchecked)
+
+
+def _elements(array: Any) -> Iterator[Any]:
+    return iter(array[:])
