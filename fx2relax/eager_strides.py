@@ -80,7 +80,9 @@ def _found(node: torch.fx.Node, known: dict[torch.fx.Node, Ints | None]) -> Ints
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return val.stride()
-    if target in _LIKE and node.kwargs.get("memory_format") in (None, torch.preserve_format):
+    if target in _LIKE:
+        if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
+            return val.stride()
         source = node.args[0]
         assert isinstance(source, torch.fx.Node)
         strides = _strides(source, known)

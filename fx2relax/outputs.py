@@ -13,7 +13,7 @@ import torch.fx
 from fx2relax.casting import last
 from fx2relax.compat import BlockBuilder, Expr, Var, is_prim_expr, op, shape_expr, tirx, topi
 from fx2relax.complexes import Complex, is_complex
-from fx2relax.eager_strides import eager_strides, strides_match
+from fx2relax.eager_strides import eager_strides
 from fx2relax.layouts import (
     concrete,
     dense_permutation,
@@ -195,7 +195,7 @@ class _Arranger:
     def _physical(self, bound: Any, node: torch.fx.Node) -> OutputSpec:
         """Lay an output out as eager would: expanded axes once, permuted axes in memory order."""
         index, val = len(self.results) - 1, node.meta["val"]
-        shape, strides = concrete(val.shape), concrete(val.stride())
+        shape, strides = concrete(val.shape), concrete(_strides(node))
         if any(size == 0 for size in shape):
             return OutputSpec("result", index, exact=self._exact(node, None))
         zero = [a for a in range(len(shape)) if strides[a] == 0 and shape[a] > 1]
@@ -215,22 +215,24 @@ class _Arranger:
             return OutputSpec(
                 "result", index, permutation=permutation, expanded=expanded, exact=exact
             )
-        given = self._given(val.stride())
+        given = self._given(_strides(node))
         return OutputSpec("result", index, expanded=expanded, strides=given)
 
     def _exact(
         self, node: torch.fx.Node, permutation: tuple[int, ...] | None
     ) -> tuple[int, ...] | int | None:
         """The strides of an output, unless a compact one in that order has them all."""
-        val = node.meta["val"]
-        sizes, strides = concrete(val.shape), tuple(concrete(val.stride()))
-        eager = eager_strides(node)
-        if eager is not None and strides_match(tuple(sizes), eager, strides):
-            strides = eager
-        if strides == dense_strides(sizes, permutation):
+        strides = _strides(node)
+        if tuple(concrete(strides)) == dense_strides(concrete(node.meta["val"].shape), permutation):
             return None
-        static = all(isinstance(stride, int) for stride in val.stride())
-        return strides if static else self._given(val.stride())
+        static = all(isinstance(stride, int) for stride in strides)
+        return strides if static else self._given(strides)
+
+
+def _strides(node: torch.fx.Node) -> tuple[Any, ...]:
+    """An output's strides: of `logical_or` and a few more, fake tensors have those of a guess."""
+    eager = eager_strides(node)
+    return tuple(node.meta["val"].stride()) if eager is None else eager
 
 
 def _storage(node: torch.fx.Node) -> int | None:

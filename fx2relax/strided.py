@@ -15,7 +15,8 @@ from torch._prims_common import (
     suggest_memory_format,
 )
 
-from fx2relax.layouts import inverse
+from fx2relax.eager_strides import elementwise_strides
+from fx2relax.layouts import concrete, inverse
 
 aten = torch.ops.aten
 _SHARES = 6  # where `embedding_bag` has its per_sample_weights
@@ -127,14 +128,26 @@ def _binary_cross_entropy(x: torch.Tensor, target: torch.Tensor, *args: Any, **k
     return aten.binary_cross_entropy.default(x, target, *args, **kwargs)
 
 
-def _copysign(x: torch.Tensor, sign: torch.Tensor) -> Any:
-    """Laid out as both are together in eager, and as `sign` is by PyTorch's rule."""
-    whole = torch.broadcast_tensors(x, sign)
-    order, _ = compute_elementwise_output_logical_to_physical_perm(*whole)
-    if sign.dim() != len(order) or is_contiguous_or_false(whole[1].permute(order)):
-        return NotImplemented
-    sign = whole[1].permute(order).contiguous().permute(inverse(order))
-    return aten.copysign.Tensor(x, sign)
+def _as_eager(target: Any) -> Callable[..., Any]:
+    """An elementwise operator that PyTorch's rule takes apart, with its operands in another order.
+
+    They are laid out as eager lays out the result, so that each step is.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        whole = torch.broadcast_tensors(*tensors)
+        layouts = [(tuple(concrete(x.shape)), tuple(concrete(x.stride()))) for x in tensors]
+        strides = elementwise_strides(tuple(concrete(whole[0].shape)), layouts)
+        order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+        if all(is_contiguous_or_false(x.permute(order)) for x in whole):
+            return NotImplemented
+        back = inverse(order)
+        given = iter([x.permute(order).contiguous().permute(back) for x in whole])
+        args = tuple(next(given) if isinstance(x, torch.Tensor) else x for x in args)
+        return target(*args, **kwargs)
+
+    return rule
 
 
 def _roll(x: torch.Tensor, shifts: list[int], dims: tuple[int, ...] | list[int] = ()) -> Any:
@@ -183,6 +196,7 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
 _COMPACT: dict[Any, tuple[int, ...]] = {
     aten._standard_gamma.default: (0,),
     aten.huber_loss_backward.default: (0, 1, 2),
+    aten.ldexp.Tensor: (1,),
     aten.log_sigmoid_backward.default: (1, 2),
     aten.log_sigmoid_forward.default: (0,),
     aten.mse_loss_backward.default: (0, 1, 2),
@@ -193,6 +207,15 @@ _COMPACT: dict[Any, tuple[int, ...]] = {
     aten.rrelu_with_noise_functional.default: (0, 1),
     aten.smooth_l1_loss_backward.default: (0, 1, 2),
 }
+_REORDERED = (
+    aten.copysign.Tensor,
+    aten.heaviside.default,
+    aten.logaddexp.default,
+    aten.logaddexp2.default,
+    aten.logit_backward.default,
+    aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
+)
 _BATCH_NORM: dict[Any, tuple[int, ...]] = {
     aten._batch_norm_no_update.default: (0,),
     aten._batch_norm_with_update_functional.default: (0,),
@@ -212,7 +235,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{target: _batch_norm(target, *positions) for target, positions in _BATCH_NORM.items()},
     aten.angle.default: _angle,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
-    aten.copysign.Tensor: _copysign,
+    **{target: _as_eager(target) for target in _REORDERED},
     aten.index.Tensor: _index,
     aten.roll.default: _roll,
     aten.unique_dim.default: _along(aten.unique_dim.default),

@@ -195,9 +195,9 @@ def test_it_begins_before_the_trace_of_what_is_new(tmp_path: Path) -> None:
 def test_it_runs_the_quicker_python(tmp_path: Path) -> None:
     """What is looked at less closely there is the same."""
     script = """
-        from fx2relax.compiling import quicker
-        quicker.install()
         import tvm, tvm_ffi
+        from fx2relax.pipeline import quicker
+        quicker.install()
         from tvm import s_tir
         items = tvm_ffi.convert([1, "two", None])
         print(list(items), list(tvm_ffi.convert([])), [a for a, _ in zip(items, "xy")], end=" ")

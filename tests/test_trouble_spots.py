@@ -187,6 +187,39 @@ def test_strides_that_the_first_operand_decides():
     assert_matches_eager(fn, torch.ones(2, 2, 3, 2), sign, torch.ones(1, 3).t())
 
 
+ELEMENTWISE = (
+    *(torch.add, torch.lt, torch.logical_and, torch.logical_or, torch.logical_xor),
+    *(torch.copysign, torch.heaviside, torch.hypot, torch.ldexp, torch.logaddexp),
+    *(torch.logaddexp2, torch.nextafter, torch.special.xlog1py, torch.xlogy),
+)
+PAIRS = ["whole turned", "turned whole", "row turned", "turned row", "plane last", "row last"]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_results_lie_as_eager_lays_them(pair):
+    """Also where fake tensors, and PyTorch's decompositions, lay them out otherwise."""
+    x = torch.rand(3, 5, 4) + 0.1
+    layouts = {
+        "whole": x,
+        "turned": x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+        "row": x[0, 0].clone(),
+        "plane": x[:, :1].clone(),
+        "last": x.mT.contiguous().mT,
+    }
+    operands = [layouts[name] for name in pair.split()]
+    assert_matches_eager(lambda a, b: [f(a, b) for f in ELEMENTWISE], *operands)
+
+
+def test_gradients_of_what_lies_otherwise():
+    """What is kept for the gradient lies as eager lays it, which the trace did not know."""
+
+    def fn(row, x):
+        return torch.where(row.logical_or(x), row, x), torch.logaddexp(row, x)
+
+    row, x = torch.rand(4, requires_grad=True), torch.rand(4, 5).t()
+    assert_matches_eager(fn, row, x.requires_grad_(), grad=True)
+
+
 @pytest.mark.parametrize(
     ("fn", "x"),
     [

@@ -114,11 +114,13 @@ def _serve(control: socket.socket) -> None:
 
 def _get_ready() -> None:
     """Import all that compiling takes, and set LLVM up: compile something small."""
-    from fx2relax import drafts
-    from fx2relax.compiling import quicker
+    from fx2relax import drafts, tvm_import
     from fx2relax.options import Options
     from fx2relax.params import InputSpec
     from fx2relax.runtime import native
+
+    tvm_import.load()
+    from fx2relax.pipeline import quicker
 
     quicker.install()
     native.use()

@@ -11,15 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm_ffi
-
-from fx2relax import tvm_import
+from tvm.s_tir import Schedule
 
 
 def install() -> None:
     """Change TVM's classes in this process, for good."""
-    tvm_import.load()
-    from tvm.s_tir import Schedule
-
     tvm_ffi.Array.__iter__ = _elements
     for name, method in list(vars(Schedule).items()):
         unchecked = getattr(method, "__wrapped__", None)
