@@ -177,6 +177,7 @@ def test_it_begins_before_the_trace_of_what_is_new(tmp_path: Path) -> None:
     script = """
         import traceback
         from fx2relax.compiling import process
+        sys.argv = ["program.py"]
         begin, begun = process.begin, []
         def noted():
             frames = [frame.name for frame in traceback.extract_stack()]

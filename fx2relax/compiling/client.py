@@ -62,6 +62,8 @@ def begin_early(store: cache.Store | None) -> None:
     if store is None or not _is_of_use() or stages.are_observed():
         return
     program, *arguments = getattr(sys, "argv", None) or [""]
+    if program in ("", "-c"):  # what is typed has no name to be known by
+        return
     if store.is_new(_digest(f"{SOURCE} {os.path.abspath(program)} {arguments}")):
         _control_of_process()
 
