@@ -58,8 +58,10 @@ def traced(
     counters["aot_autograd"]["total"] += 1
     try:
         nested = any(isinstance(x, (list, tuple, dict)) for x in inputs)
-        done = flatten_graph_inputs(graph_module, inputs, compiled) if nested else None
-        done = done or compiled(graph_module, inputs)
+        if nested:
+            done: Callable[..., Any] = flatten_graph_inputs(graph_module, inputs, compiled)
+        else:
+            done = compiled(graph_module, inputs)
     except Exception:
         counters["aot_autograd"]["not_ok"] += 1
         raise

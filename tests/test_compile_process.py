@@ -193,29 +193,6 @@ def test_it_begins_before_the_trace_of_what_is_new(tmp_path: Path) -> None:
     assert said == ["begin_early False", "False", "begin_for False"]
 
 
-def test_it_runs_the_quicker_python(tmp_path: Path) -> None:
-    """What is looked at less closely there is the same."""
-    script = """
-        import tvm, tvm_ffi
-        from fx2relax.pipeline import quicker
-        quicker.install()
-        from tvm import s_tir
-        items = tvm_ffi.convert([1, "two", None])
-        print(list(items), list(tvm_ffi.convert([])), [a for a, _ in zip(items, "xy")], end=" ")
-        x = tvm.te.placeholder((4,), "float32", name="x")
-        y = tvm.te.compute((4,), lambda i: x[i] + 1.0, name="y")
-        sch = s_tir.Schedule(tvm.te.create_prim_func([x, y]))
-        inner = sch.split(sch.get_loops(sch.get_sblock("y"))[0], [None, 2])[1]
-        sch.vectorize(inner)
-        print("T.vectorized(2)" in sch.mod.script(), end=" ")
-        try:
-            sch.split("not a loop", [None, 2])
-        except Exception as error:
-            print(type(error).__name__)
-    """
-    assert say(script, tmp_path) == "[1, 'two', None] [] [1, 'two'] True TypeError"
-
-
 # What each does has to be compiled here, or anew in a process that knows of it.
 HERE = {
     "a converter of the user's": (
