@@ -17,7 +17,7 @@ from fx2relax import logs
 SCRIPT = """
     import torch
 
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+    net = torch.nn.Sequential(torch.nn.Linear(8, 48), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
     fast = torch.compile(net, backend="relax")
     with torch.no_grad():
         fast(torch.randn(3, 8))
@@ -28,12 +28,12 @@ SWITCHED = """
     import logging, os, sys
     import torch
 
-    for width, artifact in enumerate(os.environ["ARTIFACTS"].split(","), 16):
+    for width, artifact in enumerate(os.environ["ARTIFACTS"].split(","), 48):
         torch._logging.set_logs(modules={f"fx2relax.logs.{artifact}": logging.DEBUG})
         torch._dynamo.reset()
         parts = torch.nn.Linear(8, width), torch.nn.GELU(), torch.nn.Softmax(-1)
         fast = torch.compile(torch.nn.Sequential(*parts).eval(), backend="relax")
-        if width > 16:
+        if width > 48:
             print("next artifact", file=sys.stderr)
         with torch.no_grad():
             fast(torch.randn(3, 8))
