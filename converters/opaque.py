@@ -8,10 +8,11 @@ from typing import Any
 from fx2relax.bounds import wide
 from fx2relax.compat import IRBuilder, T
 from fx2relax.elements import Elements
+from fx2relax.pipeline.in_place import CHANGES, COPIES
 
 from .common import product, reshape, shape, te, te_call
 
-__all__ = ["T", "fill", "is_large", "local", "loops", "opaque", "require", "wide"]
+__all__ = ["T", "copy", "fill", "is_large", "local", "loops", "opaque", "require", "wide"]
 
 # TVM's kOpaque: fused with nothing. TVM takes a kernel without loops for an elementwise one.
 _OPAQUE = 8
@@ -26,6 +27,7 @@ def opaque(
     inputs: Sequence[Any],
     outputs: Callable[[list[Any]], Sequence[tuple[Any, str]]],
     sizes: Sequence[Any] = (),
+    changes: bool = False,
 ) -> Any:
     """A kernel of plain loops over flat tensors, which no pass reorders or runs in parallel.
 
@@ -36,6 +38,7 @@ def opaque(
         inputs: Relax tensors of any shape.
         outputs: from the sizes to ``(count, dtype)`` of each flat output.
         sizes: ints and TIR expressions that the body uses.
+        changes: whether its one output is the first input, which it copies by `copy`, changed.
     """
     flat = [reshape(x, [product(shape(x))]) for x in inputs]
 
@@ -58,19 +61,21 @@ def opaque(
         )
 
     kernel.__name__ = name
-    attrs = {"tirx.is_scheduled": True, "op_pattern": _OPAQUE}
+    attrs = {"tirx.is_scheduled": True, "op_pattern": _OPAQUE, **({CHANGES: 1} if changes else {})}
     return te_call(kernel, flat, list(sizes), primfunc_attrs=attrs)
 
 
-def loops(sizes: Sequence[Any], parallel: int | None = None) -> Any:
+def loops(sizes: Sequence[Any], parallel: int | None = None, mark: str | None = None) -> Any:
     """Nested serial loops, the axis `parallel` shared among threads; gives their variables."""
-    return _Loops(sizes, parallel)
+    return _Loops(sizes, parallel, None if mark is None else {mark: 1})
 
 
 class _Loops:
-    def __init__(self, sizes: Sequence[Any], parallel: int | None) -> None:
+    def __init__(
+        self, sizes: Sequence[Any], parallel: int | None, marks: dict[str, int] | None
+    ) -> None:
         self.frames = [
-            (T.parallel if axis == parallel else T.serial)(wide(0), wide(size))
+            (T.parallel if axis == parallel else T.serial)(wide(0), wide(size), annotations=marks)
             for axis, size in enumerate(sizes)
         ]
 
@@ -86,6 +91,12 @@ def fill(out: Any, count: Any, value: Callable[[Any], Any]) -> None:
     """``out[i] = value(i)``, over several threads where there is enough of it."""
     with loops([count], parallel=0 if is_large(count) else None) as (i,):
         out[i] = value(i)
+
+
+def copy(out: Any, count: Any, source: Any) -> None:
+    """``out[i] = source[i]``, which is left out where both turn out to be one."""
+    with loops([count], parallel=0 if is_large(count) else None, mark=COPIES) as (i,):
+        out[i] = source[i]
 
 
 def is_large(count: Any) -> bool:

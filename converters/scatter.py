@@ -21,7 +21,7 @@ from .common import (
     tirx,
 )
 from .indices import checked, offset, strides_of
-from .opaque import fill, is_large, loops, opaque, wide
+from .opaque import copy, fill, is_large, loops, opaque, wide
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ def written(
     def body(ins: Any, outs: Any, sizes: list[Any]) -> None:
         total, rest = sizes[0], sizes[1:]
         old, out = ins[0], outs[0]
-        fill(out, total, lambda i: old[i])
+        copy(out, total, old)
         if mean:
             fill(outs[1], total, lambda _: wide(int(include_self)))
 
@@ -113,7 +113,7 @@ def written(
     def outputs(sizes: list[Any]) -> list[tuple[Any, str]]:
         return [(sizes[0], kind), (sizes[0], "int64")][: 1 + mean]
 
-    result = opaque(name, body, [into, *inputs], outputs, [count, *numbers])
+    result = opaque(name, body, [into, *inputs], outputs, [count, *numbers], changes=not mean)
     return reshape(relax.TupleGetItem(result, 0) if mean else result, shape(into))
 
 

@@ -252,7 +252,7 @@ class _Compiler:
     ) -> Any:
         start = time.perf_counter()
         stages.note("graph", graph=graph, specs=specs, phase=phase)
-        writes = take_writes(graph)
+        writes = take_writes(graph, specs)
         try:
             # AOTAutograd compiles under its fake tensor mode; weights and constants are real.
             with _disable_current_modes(), stages.recorded(f"compile the {phase} graph"):
@@ -381,7 +381,8 @@ def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
         fallback=fallback,
         seconds=seconds,
         relax_calls=imported.converted,
-        **census,
+        tir_kernels=census["tir_kernels"],
+        library_calls=census["library_calls"],
     )
 
 

@@ -18,11 +18,13 @@ class Given:
         index: where it stood among the results.
         shape: its sizes.
         dtype: TVM's name of its dtype.
+        into: the parameter whose memory it is: the function changes that.
     """
 
     index: int
     shape: tuple[Size, ...]
     dtype: str
+    into: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from fx2relax.imported import Imported
 from fx2relax.importer import import_graph
 from fx2relax.literals import NoSpelling
 from fx2relax.options import Options
+from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
 from fx2relax.routes import shipped
 from fx2relax.runtime.loading import load
@@ -173,7 +175,8 @@ class Draft:
         census = pipeline.census(lowered)
         leading = imported.num_input + bool(imported.solved)
         with stages.timed("plan memory"):
-            ready, calling = pipeline.give(lowered, imported.name, leading)
+            into = changing(imported) if self.device.type == "cpu" else {}
+            ready, calling = pipeline.give(lowered, imported.name, leading, into)
         stages.note("lowered", mod=lowered, ready=ready, library=way, name=imported.name)
         with stages.timed("name kernels"):
             kernels = self._kernels(noted, lowered, ready)
@@ -295,6 +298,19 @@ def draft_of(
         report.counters.skip_cache(str(error))
         return Draft(imported, None, told, device)
     return Draft(imported, said, told, device)
+
+
+def changing(imported: Imported) -> dict[int, int]:
+    """Results that are what is written to an input, as both lie: by place, the parameter's."""
+    seen = Counter(spec.index for spec in imported.outputs if spec.kind in ("result", "view"))
+    found = {}
+    for place, given in enumerate(imported.params[: imported.num_input]):
+        if given.written is None or given.permutation is not None or given.storage is not None:
+            continue
+        spec = imported.outputs[given.written]
+        if spec == OutputSpec("result", spec.index) and seen[spec.index] == 1:
+            found[spec.index] = place
+    return found
 
 
 class NotLoaded(OSError):

@@ -101,7 +101,8 @@ def is_symbolic(value: Any) -> bool:
 
 def spelled_input(spec: InputSpec) -> list[Any]:
     """What is compiled for an input depends on this, and on its fake value."""
-    return [spec.name, spec.kind, spec.mutated, spec.permutation, spec.position, spec.storage]
+    fields = [spec.name, spec.kind, spec.mutated, spec.permutation, spec.position, spec.storage]
+    return [*fields, spec.written]
 
 
 class Spelled:

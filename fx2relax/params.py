@@ -21,6 +21,8 @@ class InputSpec:
         val: the fake tensor, SymInt or Python constant that the graph was captured with.
         value: the real tensor of a weight, None for a user's input.
         mutated: whether the graph writes to it; it then stands left of `num_input`.
+        written: which of the graph's outputs is written to it once the graph has run; it may lie
+            in the input's memory, and be there at once.
         permutation: the order in which the axes lie in memory, when the tensor is dense and
             permuted (channels_last, a transpose): the Relax parameter then is the compact view.
         position: where it stands among the placeholders.
@@ -39,6 +41,7 @@ class InputSpec:
     position: int = 0
     at_start: bool = False
     storage: int | None = None
+    written: int | None = None
     relax_name: str = field(default="")
 
     @property

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from fx2relax import background, drafts, programs
-from fx2relax.alternatives import Alternatives, Call
+from fx2relax.alternatives import HEAVY, Alternatives, Call
 from fx2relax.never_slower import Verdicts
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
@@ -91,7 +91,7 @@ def _untuned(
     first = programs.build(graph, specs, usual, place)
     ways = {LIBRARY: callable_of(first)}
     calls = first.census["library_calls"]
-    if not open_to_both or not calls or known not in (None, GENERATED):
+    if not open_to_both or not calls or known not in (None, GENERATED) or _reads_alone(first):
         return Entered(first, Alternatives(ways), verdicts), first.draft
     second = programs.another(graph, specs, generated, first.draft)
 
@@ -103,6 +103,16 @@ def _untuned(
     if not callable(second) or not background.enabled():
         job.run()
     return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts), first.draft
+
+
+def _reads_alone(program: drafts.Built) -> bool:
+    """Whether all that a library does in a program is to read large weights for one row each.
+
+    Generated kernels would take as long, and hold each weight a second time.
+    """
+    frozen = program.imported.params[program.imported.num_input :]
+    large = sum(s.val.numel() * s.val.element_size() for s in frozen) >= HEAVY
+    return large and program.census["library_calls"] == program.census["reads"]
 
 
 def with_library(options: Options) -> Options:

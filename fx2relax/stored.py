@@ -19,7 +19,7 @@ from fx2relax.torch_calls import TorchCall
 from fx2relax.view_replay import Number, Replay
 
 Node = torch.fx.Node
-_SPEC = ("relax_name", "at_start", "storage", "permutation", "kind", "mutated")
+_SPEC = ("relax_name", "at_start", "storage", "permutation", "kind", "mutated", "written")
 
 
 def record(imported: Imported, graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from fx2relax.params import InputSpec
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -28,8 +30,12 @@ def copy_kept(forward: torch.fx.GraphModule, metadata: Any) -> None:
     output.args = (tuple(values),)
 
 
-def take_writes(graph: torch.fx.GraphModule) -> list[int]:
+def take_writes(graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) -> list[int]:
     """Take the writes to inputs out of a graph, which returns what is written behind the rest.
+
+    Args:
+        graph: it is changed.
+        specs: its inputs, which are told which output is written to them.
 
     Returns:
         the positions of the inputs that are written to.
@@ -47,8 +53,11 @@ def take_writes(graph: torch.fx.GraphModule) -> list[int]:
         node.replace_all_uses_with(node.args[0])
     written = {n.args[0] for n in found}
     values = [_copied(output, n.args[1], written) for n in found]
+    before = len(output.args[0])  # type: ignore[arg-type]
     output.args = ((*output.args[0], *values),)  # type: ignore[misc]
     positions = [placeholders.index(n.args[0]) for n in found]
+    for place, position in enumerate(positions, before):
+        specs[position].written = place if positions.count(position) == 1 else None
     for node in found:
         graph.graph.erase_node(node)
     graph.recompile()

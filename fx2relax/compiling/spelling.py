@@ -83,10 +83,10 @@ def read(said: dict[str, Any]) -> tuple[torch.fx.GraphModule, list[InputSpec]]:
     placeholders = [node for node in made if node.op == "placeholder"]
     specs = []
     for fields, node in zip(said["inputs"], placeholders, strict=True):
-        name, kind, mutated, permutation, position, storage = fields
+        name, kind, mutated, permutation, position, storage, written = fields
         order = None if permutation is None else tuple(permutation)
         spec = InputSpec(name, kind, node.meta["val"], None, mutated, order, position)
-        spec.storage = storage
+        spec.storage, spec.written = storage, written
         specs.append(spec)
     return module, specs
 

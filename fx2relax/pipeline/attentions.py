@@ -28,6 +28,15 @@ def is_attention(call: Any) -> bool:
     return call.attrs.window_size is None and str(call.attrs.causal_mask) in _MASKS
 
 
+def is_short(call: Any) -> bool:
+    """Whether an attention has one query, for which PyTorch's kernel, made for many, is slow.
+
+    Of two queries on it was as fast or faster; of one it took 1.1 to 1.5 times as long in float32,
+    and five times in bfloat16.
+    """
+    return _is_one((_sizes(call.args[0]) or [None, None])[1])
+
+
 def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> Any:
     """The calls that compute an attention: (batch, length, heads, width), a row of no keys 0."""
     factors = []
@@ -37,16 +46,24 @@ def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> A
     (q, q_first), (k, k_first), (v, v_first) = factors
     kind = _dtype(call.args[0])
     wide = "float32" if kind in ("float16", "bfloat16") else kind
-    attrs, bias = call.attrs, call.args[3:4]
+    attrs, bias = call.attrs, [visit(b) for b in call.args[3:4]]
     scale = None if attrs.scale is None else float(attrs.scale.value)
     corner = _MASKS[str(attrs.causal_mask)]
+    shared = _shared(call, uses) if corner is None else None
+    if shared is not None:
+        # The heads that share keys are as many queries of one head.
+        k, v = map(visit, shared)
+        q_first = k_first = v_first = True
+        batch, heads, _, width = k.ty.shape.values
+        q = builder.emit(relax.op.reshape(q, (batch, heads, -1, width)))
+        bias = [builder.emit(relax.op.reshape(b, _of_shared(b, heads))) for b in bias]
 
     def scores(q: Any, k: Any, *bias: Any) -> Any:
         product = _scores(q, k, q_first, k_first, wide)
         return _masked(product, q.shape[-1], scale, corner, *bias)
 
     def values(p: Any, v: Any) -> Any:
-        return _values(p, v, v_first, wide)
+        return _values(p, v, v_first, wide, shared is not None)
 
     fuses = {"op_pattern": 4}
     raw = builder.emit(
@@ -54,7 +71,7 @@ def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> A
             scores,
             q,
             k,
-            *(visit(b) for b in bias),
+            *bias,
             primfunc_name_hint="attention_scores",
             primfunc_attrs=fuses,
         )
@@ -63,7 +80,32 @@ def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> A
     result = builder.call_te(
         values, weights, v, primfunc_name_hint="attention_values", primfunc_attrs=fuses
     )
+    if shared is not None:
+        result = relax.op.reshape(builder.emit(result), _sizes(call))
     return result if kind == wide else relax.op.astype(builder.emit(result), kind)
+
+
+def _shared(call: Any, uses: Any) -> list[Any] | None:
+    """Keys and values, heads first, that as many heads of one query share; None where none do."""
+    if not is_short(call):
+        return None
+    found, counts = [], set()
+    for x in call.args[1:3]:
+        repeated = _heads_first(x, uses)
+        value = uses.values.get(repeated) if isinstance(repeated, relax.Var) else None
+        if value is None or name_of(value) != "relax.repeat" or value.attrs.axis is None:
+            return None
+        if int(value.attrs.axis) != 1 or not isinstance(value.args[0], relax.Var):
+            return None
+        found.append(value.args[0])
+        counts.add(int(value.attrs.repeats))
+    return found if len(counts) == 1 and None not in map(_sizes, found) else None
+
+
+def _of_shared(bias: Any, heads: Any) -> list[Any]:
+    """The sizes of a bias of one query as one of the heads that share keys."""
+    batch, own, _, keys = bias.ty.shape.values
+    return [batch, 1, 1, keys] if _is_one(own) else [batch, heads, -1, keys]
 
 
 def _at(x: Any, first: bool, b: Any, i: Any, h: Any, d: Any, dtype: str) -> Any:
@@ -143,13 +185,15 @@ def _softmax(scores: Any) -> Any:
     return te.compute(scores.shape, weight, name="weights")
 
 
-def _values(weights: Any, v: Any, first: bool, dtype: str) -> Any:
-    """Weighted sums of values: (batch, queries, heads, width)."""
+def _values(weights: Any, v: Any, first: bool, dtype: str, heads_first: bool) -> Any:
+    """Weighted sums of values: (batch, queries, heads, width), or with the heads first."""
     batch, heads, queries, keys = weights.shape
     j = te.reduce_axis((0, keys), "j")
-    return te.compute(
-        (batch, queries, heads, v.shape[3]),
-        lambda b, i, h, d: te.sum(weights(b, h, i, j) * _at(v, first, b, j, h, d, dtype), axis=j),
-        name="values",
-        attrs={CONTRACTION: 1},
-    )
+    middle = (heads, queries) if heads_first else (queries, heads)
+
+    def element(b: Any, m: Any, n: Any, d: Any) -> Any:
+        h, i = (m, n) if heads_first else (n, m)
+        return te.sum(weights(b, h, i, j) * _at(v, first, b, j, h, d, dtype), axis=j)
+
+    marks = {CONTRACTION: 1}
+    return te.compute((batch, *middle, v.shape[3]), element, name="values", attrs=marks)

@@ -6,7 +6,7 @@ library calls behind `R.call_dps_packed`. `build` carries on to machine code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -36,7 +36,7 @@ from .lift import lift, without_transforms
 from .llvm_turns import generating
 from .masks import holds_masks
 from .own_names import with_names_apart
-from .packing import pack
+from .packing import only_reads, pack
 from .precise import precise_sources
 from .products import use_contractions
 from .relaid import use_channels_last
@@ -44,6 +44,7 @@ from .shared import Unlinked, library_or_objects, link_here, linker, shared_libr
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 from .turns import join_turns
+from .views import use_views
 from .weight_gradients import use_weight_gradients
 
 _LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
@@ -93,7 +94,7 @@ def lower(
         if library != "none":
             mod = use_lapack(mod)
         if library == "torch":
-            mod = use_library(mod)
+            mod = use_library(use_contractions(mod, target, lifted=lift_weights, library=True))
         else:
             if library == "generated":
                 mod = use_long_attention(mod)
@@ -135,18 +136,21 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     return machine_code(_with_memory(lowered), target=target)
 
 
-def give(lowered: Any, name: str, leading: int) -> tuple[Any, Calling]:
+def give(
+    lowered: Any, name: str, leading: int, into: Mapping[int, int] | None = None
+) -> tuple[Any, Calling]:
     """Let a function of what `lower` returned take the memory of its results.
 
     Args:
         lowered: the module.
         name: the function's.
         leading: how many parameters it has left of its weights.
+        into: see `give_results`.
 
     Returns:
         a module for `machine_code` or `library_code`, and how the function is called.
     """
-    return give_results(_with_memory(lowered), name, leading)
+    return give_results(_with_memory(lowered), name, leading, into or {})
 
 
 def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
@@ -264,14 +268,15 @@ def _with_memory(lowered: Any) -> Any:
     passes = relax.transform
     # Copies that become views are gone before anyone looks for masks in them.
     views = [passes.RewriteDataflowReshape(), passes.DeadCodeElimination()]
+    empty = _holds_empty(lowered)
     mod = tvm.transform.Sequential(
         [
-            *([] if _holds_empty(lowered) else views),
+            *([] if empty else views),
             passes.ToNonDataflow(),
             passes.RemovePurityChecking(),
             passes.CallTIRRewrite(),
         ]
-    )(lowered)
+    )(lowered if empty else use_views(lowered))
     mod[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
         "global_symbol", RELEASE
     )
@@ -309,13 +314,16 @@ def census(lowered: Any) -> dict[str, int]:
         lowered: what `lower` returned.
 
     Returns:
-        ``{"tir_kernels": count, "library_calls": count}``
+        ``{"tir_kernels": count, "library_calls": count, "reads": count}``, the last of those among
+        the calls that take as long as a weight takes to be read once.
     """
     kernels = sum(isinstance(f, tvm.tirx.PrimFunc) for _, f in lowered.functions_items())
-    calls = sum(
-        isinstance(expr, relax.Call)
+    calls = [
+        expr
+        for expr in expressions(lowered)
+        if isinstance(expr, relax.Call)
         and getattr(expr.op, "name", "") in _LIBRARY_CALLS
         and str(expr.args[0].global_symbol).startswith(PREFIX)
-        for expr in expressions(lowered)
-    )
-    return {"tir_kernels": kernels, "library_calls": calls}
+    ]
+    reads = sum(map(only_reads, calls))
+    return {"tir_kernels": kernels, "library_calls": len(calls), "reads": reads}

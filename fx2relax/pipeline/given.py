@@ -7,13 +7,15 @@ memory of its results as parameters wherever their sizes are known before the ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import relax, tirx
 
 from ..calling import Calling, Given, Size
 from ..compat import ShapeType, TensorType, Var, shape_values, type_of
+from .in_place import Places, without_copy
+from .tir import NotHandled
 
 _SIGNS = {
     tirx.Add: "({} + {})",
@@ -26,13 +28,15 @@ _SIGNS = {
 }
 
 
-def give_results(mod: Any, name: str, leading: int) -> tuple[Any, Calling]:
+def give_results(mod: Any, name: str, leading: int, into: Mapping[int, int]) -> tuple[Any, Calling]:
     """Let a function of a module take the memory of its results.
 
     Args:
         mod: kernels are called with the memory that they write to, which `alloc_tensor` makes.
         name: the function's; its body is one straight line and returns a tuple.
         leading: how many parameters stand left of the weights.
+        into: results that may lie in the memory of a parameter, which is what the caller is to
+            find there afterwards: by the result's place, the parameter's.
 
     Returns:
         the module with the function changed, and how it is called. A result that is a parameter,
@@ -40,12 +44,15 @@ def give_results(mod: Any, name: str, leading: int) -> tuple[Any, Calling]:
         it is.
     """
     function = mod[name]
-    return _Giver(mod, name, function, leading).give()
+    return _Giver(mod, name, function, leading, into).give()
 
 
 class _Giver:
-    def __init__(self, mod: Any, name: str, function: Any, leading: int) -> None:
-        self.mod = mod
+    def __init__(
+        self, mod: Any, name: str, function: Any, leading: int, into: Mapping[int, int]
+    ) -> None:
+        self.mod = mod.clone()
+        self.into = into
         self.name = name
         self.function = function
         self.bindings = [b for block in function.body.blocks for b in block.bindings]
@@ -59,6 +66,7 @@ class _Giver:
         results = end if isinstance(end, relax.Tuple) else self.values.get(end)
         if not isinstance(results, relax.Tuple):
             raise ValueError(f"{self.name} does not return a tuple")
+        changed = self._changed(results)
         given, known, left = [], [], []
         memory: dict[Any, Any] = {}  # what a result's memory was bound to, by the variable
         outputs = []
@@ -77,7 +85,11 @@ class _Giver:
                 output = relax.Var(f"result_{index}", type_of(result))
                 memory[origin] = _placed(output, type_of(origin))
                 outputs.append(output)
-                given.append(Given(index, shape, str(type_of(result).dtype)))
+                on_the_way = changed.get(index)
+                for before in on_the_way or ():
+                    memory[before] = _placed(output, type_of(before))
+                param = None if on_the_way is None else self.into[index]
+                given.append(Given(index, shape, str(type_of(result).dtype), param))
         implied = self._implied(results)
         params = [p for i, p in enumerate(self.function.params) if i not in dict(implied)]
         function = self._function([*params, *outputs], memory, left)
@@ -89,9 +101,29 @@ class _Giver:
             implied=tuple((i, *where) for i, where in implied),
             kernel=None if left else self._only_kernel(function),
         )
-        mod = self.mod.clone()
-        mod[self.name] = function
-        return mod, calling
+        self.mod[self.name] = function
+        return self.mod, calling
+
+    def _changed(self, results: Any) -> dict[int, list[Any]]:
+        """The memory of results that may be a parameter's: by place, what else is in it on the way.
+
+        The kernels that change it then copy nothing.
+        """
+        origins = [self._origin(r) for r in results.fields]
+        params = self.function.params
+        wanted = {
+            index: (origins[index], params[place])
+            for index, place in self.into.items()
+            if origins[index] is not None and _alike(results.fields[index], params[place])
+        }
+        made = [origin for origin in origins if origin is not None]
+        chains = Places(self.mod, self.function).changed(wanted, made)
+        kernels = {kernel for chain in chains.values() for _, kernel in chain}
+        try:
+            self.mod.update({kernel: without_copy(self.mod[kernel]) for kernel in kernels})
+        except NotHandled:  # what TVM's own passes may have made of one
+            return {}
+        return {index: [target for target, _ in chain[1:]] for index, chain in chains.items()}
 
     def _function(self, params: list[Any], memory: dict[Any, Any], left: list[Any]) -> Any:
         """The function with those parameters, that returns what is left of its results."""
@@ -204,6 +236,20 @@ def _shown(params: Sequence[Any]) -> dict[Any, tuple[int, int]]:
                 if isinstance(size, tirx.Var):
                     found.setdefault(size, (index, axis))
     return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are tensors of one dtype and the same sizes."""
+    a, b = type_of(one), type_of(other)
+    if not (isinstance(a, TensorType) and isinstance(b, TensorType)) or a.dtype != b.dtype:
+        return False
+    sizes, others = shape_values(a), shape_values(b)
+    if sizes is None or others is None or len(sizes) != len(others):
+        return False
+    return all(
+        a == b if isinstance(a, int) or isinstance(b, int) else a.same_as(b)
+        for a, b in zip(sizes, others, strict=True)
+    )
 
 
 def _placed(output: Any, kind: Any) -> Any:

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, topi
 
 from ..compat import const_number
+from .views import reshaped
 
 _HALF = ("float16", "bfloat16")
 _SUMS = [
@@ -52,6 +53,7 @@ def _rules() -> dict[str, Rule]:
     return {
         **{name: _summed_in_float32(name) for name in _SUMS},
         **{name: _zero_kept(name) for name in _WITH_ZERO},
+        "relax.reshape": reshaped,
     }
 
 

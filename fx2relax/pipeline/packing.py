@@ -179,6 +179,14 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         return made[0] if made[1:] == (function, settings) else None
 
 
+def only_reads(call: Any) -> bool:
+    """Whether a library call reads a weight for one row, as it lies: that is all its time."""
+    if _library_name(call) not in ("rows_nn", "rows_nt"):
+        return False
+    sizes = sizes_of(call.args[1].fields[0])
+    return sizes is not None and _product_of(sizes[:-1]) == 1
+
+
 def _library_name(value: Any) -> str:
     """The library's function that a call writes the output of; empty for all else."""
     if name_of(value) != "relax.call_dps_packed":

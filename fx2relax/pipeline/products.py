@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .attentions import attend, is_attention
+from .attentions import attend, is_attention, is_short
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
 from .flow import name_of
@@ -26,15 +26,17 @@ _FLOATS = ("float32", "float64", *_HALF)
 _FUSES = {"op_pattern": 4}
 
 
-def use_contractions(mod: Any, target: Any, lifted: bool) -> Any:
+def use_contractions(mod: Any, target: Any, lifted: bool, library: bool = False) -> Any:
     """Replace what can be computed in tiles; the rest of the module stays as it is.
 
     Args:
         mod: Relax functions in high-level operators.
         target: the target, whose registers say how weights are packed.
         lifted: whether work on weights alone will be lifted out of the functions.
+        library: whether the library is to do what it does as well: all but attention of so few
+            queries that its kernel, made for many, is slower.
     """
-    rewriter = _Products(mod, target, lifted)
+    rewriter = _Products(mod, target, lifted, library)
     for name, func in list(mod.functions_items()):
         if isinstance(func, relax.Function):
             rewriter.builder_.update_func(name, rewriter.rewrite(func))
@@ -46,9 +48,9 @@ def use_contractions(mod: Any, target: Any, lifted: bool) -> Any:
 class _Products(PyExprMutator):  # type: ignore[misc]
     """Rewrites the calls of a module's functions."""
 
-    def __init__(self, mod: Any, target: Any, lifted: bool) -> None:
+    def __init__(self, mod: Any, target: Any, lifted: bool, library: bool) -> None:
         super().__init__(mod)
-        self.target, self.lifted = target, lifted
+        self.target, self.lifted, self.library = target, lifted, library
 
     def rewrite(self, func: Any) -> Any:
         """One function."""
@@ -60,8 +62,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         """Contractions in the place of a product, a convolution or an attention."""
-        if is_attention(call):
+        if is_attention(call) and (is_short(call) or not self.library):
             return attend(self.builder_, call, self.uses, self.visit_expr)
+        if self.library:
+            return self.visit_expr_post_order(call)
         numbers = geometry(call)
         if numbers is not None:
             x, weight = (self.visit_expr(x) for x in call.args)

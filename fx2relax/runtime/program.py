@@ -160,9 +160,15 @@ class _Parts:
         """Let go of what was made of the weights."""
         self._weights.forget()
 
-    def own(self, results: list[Any], arguments: Sequence[Any]) -> None:
-        """Copy the results that share memory with an argument or an earlier result."""
-        shared = self._shared if self._shared is not None else _sharing(results, arguments)
+    def own(
+        self, results: list[Any], arguments: Sequence[Any], changed: Sequence[int] = ()
+    ) -> None:
+        """Copy the results that share memory with an argument or an earlier result.
+
+        Those that lie in an argument that the program changes stay there.
+        """
+        found = self._shared if self._shared is not None else _sharing(results, arguments)
+        shared = [index for index in found if index not in changed]
         if all(not isinstance(r, torch.Tensor) or r.numel() for r in results):
             self._shared = shared  # an empty result has no memory to compare
         for index in shared:

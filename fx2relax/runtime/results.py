@@ -94,6 +94,9 @@ class _Writer:
     def _allocated(self, given: Given, spec: OutputSpec | None) -> Iterator[str]:
         """The memory of a result as the program takes it, ``p``, and the output in it, ``r``."""
         name, rank = given.index, len(given.shape)
+        if given.into is not None:  # the argument itself, unless it had to be made ready
+            yield f"p{name} = r{name} = v{given.into}"
+            return
         if spec is None:
             yield f"p{name} = {self._empty(given.shape, _strides(given.shape), given.dtype)}"
         else:
@@ -144,7 +147,8 @@ class _Writer:
                 items.append(f"result(returned[{count}])")
                 count += 1
         lines = [f"results = [{', '.join(items)}]"]
-        return [*lines, "own(results, a)"] if count else lines
+        changed = tuple(given.index for given in self.calling.given if given.into is not None)
+        return [*lines, f"own(results, a, {changed})"] if count else lines
 
 
 def _strides(shape: Sequence[Size]) -> list[Size]:
