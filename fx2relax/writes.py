@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fx2relax.params import InputSpec
+from fx2relax.partial_writes import at_indices
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -49,6 +50,8 @@ def take_writes(graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) -> list
     ]
     if not found:
         return []
+    for node in found:
+        at_indices(graph, node)
     for node in found:  # a graph that returns the write returns the input
         node.replace_all_uses_with(node.args[0])
     written = {n.args[0] for n in found}

@@ -286,3 +286,68 @@ def test_a_second_program_is_not_tried_where_weights_are_read_once() -> None:
     assert fx2relax.wait_for_compilation(300)
     stats = fx2relax.stats()
     assert stats["cache_hits"] + stats["cache_misses"] <= 1
+
+
+def _one_step(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:, start : start + 1] = x[:2, None]
+    return cache[:, : start + 1].amax(1)
+
+
+def _of_some(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:1, start : start + 2] = x[0]
+    return cache[:1].amax(1)
+
+
+def _selected(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[1, start] = x[0].double()
+    return cache.amin(1)
+
+
+def _from_the_end(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[-1:, -8:-2:3] = x[:2]
+    return cache[:, start:].amax(1)
+
+
+def _two_slices(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:, start] = x[0]
+    cache[:, start + 7 : start + 9] = x[:2]
+    return cache.amax(1)
+
+
+def _apart(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:1, start : start + 1, :, 2:5] = x[0, :, 2:5]  # the axes are no neighbours
+    return cache.amax(1)
+
+
+def _over_the_end(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:, 1020 + start : 1030 + start] = x[0]
+    return cache.amax(1)
+
+
+def _all_of_it(cache: Tensor, x: Tensor, start: int) -> Tensor:
+    cache[:] = x[0] + start
+    return cache.amax(1)
+
+
+SLICES = [_one_step, _of_some, _selected, _from_the_end, _two_slices]
+OTHERS = [_apart, _over_the_end, _all_of_it]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("write", [*SLICES, *OTHERS])
+def test_slices_of_a_cache(
+    write: Callable[..., Tensor], dynamic: bool | None, callings: _Callings
+) -> None:
+    """Those of few places are elements at indices, which are written to at once."""
+    torch.manual_seed(0)
+    fast = torch.compile(write, backend="relax", options=OPTIONS, dynamic=dynamic)
+    cache = torch.randn(2, 1024, 3, 8)
+    other = cache.clone()
+    with torch.no_grad():
+        for start in (0, 3, 4, 511):
+            x = torch.randn(2, 3, 8)
+            torch.testing.assert_close(fast(cache, x, start), write(other, x, start))
+            torch.testing.assert_close(cache, other, rtol=0, atol=0)
+    if write in SLICES and dynamic is None:
+        for calling in callings.found:
+            assert any(given.into is not None for given in calling.given)
