@@ -244,7 +244,10 @@ def _exactly(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 3)])
 @pytest.mark.parametrize("mask", ["none", "one", "heads", "rows hidden"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_attention_of_one_query(heads: tuple[int, int], mask: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("written_out", [False, True])
+def test_attention_of_one_query(
+    heads: tuple[int, int], mask: str, dtype: torch.dtype, written_out: bool
+) -> None:
     """Heads that share keys are as many queries."""
     torch.manual_seed(0)
     many, few = heads
@@ -261,6 +264,11 @@ def test_attention_of_one_query(heads: tuple[int, int], mask: str, dtype: torch.
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         own = None if bias is None else bias.to(q.dtype)
+        if written_out:
+            b, n, s, d = k.shape
+            k = k[:, :, None].expand(b, n, many // few, s, d).reshape(b, many, s, d)
+            v = v[:, :, None].expand(b, n, many // few, s, d).reshape(b, many, s, d)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=own)
         return torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=own, enable_gqa=many != few
         )
@@ -274,6 +282,17 @@ def test_attention_of_one_query(heads: tuple[int, int], mask: str, dtype: torch.
                 assert off <= allowed
             else:
                 torch.testing.assert_close(fast(q, k, v), expected)
+
+
+def test_heads_are_not_repeated_where_sizes_vary() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    fast = torch.compile(attend, backend="relax", options=OPTIONS, dynamic=True)
+    with torch.no_grad():
+        for length in (7, 30, 1):
+            q, k, v = torch.randn(2, 6, 1, 16), *torch.randn(2, 2, 3, length, 16)
+            torch.testing.assert_close(fast(q, k, v), attend(q, k, v))
 
 
 def test_a_second_program_is_not_tried_where_weights_are_read_once() -> None:

@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 
 from .contractions import CONTRACTION
 from .flow import name_of
-from .library import _dtype, _heads_first, _sizes
+from .library import _dtype, _equal, _heads_first, _sizes
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _MASKS = {"None": None, "TopLeft": False, "BottomRight": True}
@@ -89,17 +89,35 @@ def _shared(call: Any, uses: Any) -> list[Any] | None:
     """Keys and values, heads first, that as many heads of one query share; None where none do."""
     if not is_short(call):
         return None
-    found, counts = [], set()
-    for x in call.args[1:3]:
-        repeated = _heads_first(x, uses)
-        value = uses.values.get(repeated) if isinstance(repeated, relax.Var) else None
-        if value is None or name_of(value) != "relax.repeat" or value.attrs.axis is None:
-            return None
-        if int(value.attrs.axis) != 1 or not isinstance(value.args[0], relax.Var):
-            return None
-        found.append(value.args[0])
-        counts.add(int(value.attrs.repeats))
-    return found if len(counts) == 1 and None not in map(_sizes, found) else None
+    found = [_repeated(_heads_first(x, uses), uses) for x in call.args[1:3]]
+    if None in found:
+        return None
+    key, value = (_sizes(x) or [] for x in found)
+    return found if _equal(key[1], value[1]) else None
+
+
+def _repeated(x: Any, uses: Any) -> Any:
+    """What `x` is with each of its heads, axis 1, repeated; None where it is something else."""
+    made = uses.values.get(x) if isinstance(x, relax.Var) else None
+    source = wide = None
+    if made is not None and name_of(made) == "relax.repeat" and made.attrs.axis is not None:
+        source = made.args[0] if int(made.attrs.axis) == 1 else None
+    elif made is not None and name_of(made) == "relax.reshape":
+        # As models write it: x[:, :, None].expand(...).reshape(...)
+        wide = made.args[0]
+        spread = uses.values.get(wide)
+        if spread is not None and name_of(spread) == "relax.broadcast_to":
+            lifted = uses.values.get(spread.args[0])
+            if lifted is not None and name_of(lifted) == "relax.expand_dims":
+                source = lifted.args[0] if [int(a) for a in lifted.attrs.axis] == [2] else None
+    before, after = (_sizes(v) if isinstance(v, relax.Var) else None for v in (source, x))
+    if before is None or after is None or (len(before), len(after)) != (4, 4):
+        return None
+    shown = [*before[:2], after[1] // before[1], *before[2:]]
+    spread_to = shown if wide is None else _sizes(wide) or []
+    same = len(spread_to) == len(shown) and all(map(_equal, spread_to, shown))
+    kept = all(_equal(before[axis], after[axis]) for axis in (0, 2, 3))
+    return source if same and kept else None
 
 
 def _of_shared(bias: Any, heads: Any) -> list[Any]:
