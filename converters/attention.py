@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fx2relax.bounds import equal, simple, wide
+
 from .common import Unsupported, const, converts, dtype, emit, op, shape, te, te_call, tirx
 from .linear_algebra import matmul, transposed
 
@@ -106,18 +108,28 @@ def _te_scale(query: Any) -> Any:
 def _repeated(x: Any, heads: Any) -> Any:
     """Each head of a key or value as often as queries share it."""
     own = shape(x)[1]
-    if not isinstance(own, int) or not isinstance(heads, int) or own == heads:
+    if equal(own, heads):
         return x
-    return emit(op.repeat(x, heads // own, axis=1))
+    if isinstance(own, int) and isinstance(heads, int):
+        return emit(op.repeat(x, heads // own, axis=1))
+    return emit(te_call(_te_repeated, x, wide(heads), primfunc_name_hint="repeat_heads"))
+
+
+def _te_repeated(x: Any, heads: Any) -> Any:
+    times = tirx.floordiv(heads, x.shape[1])
+    batch, _, *rest = x.shape
+    return te.compute(
+        (batch, heads, *rest), lambda b, h, *i: x(b, tirx.floordiv(h, times), *i), name="repeated"
+    )
 
 
 def _collected(gradient: Any, heads: Any) -> Any:
     """The sum of the gradients of the copies that `_repeated` made."""
     gradient = emit(gradient)
     batch, copies, *rest = shape(gradient)
-    if not isinstance(copies, int) or not isinstance(heads, int) or copies == heads:
+    if equal(copies, heads):
         return gradient
-    split = op.reshape(gradient, (batch, heads, copies // heads, *rest))
+    split = op.reshape(gradient, (batch, heads, simple(copies // heads), *rest))
     return op.sum(split, axis=2)
 
 

@@ -284,15 +284,23 @@ def test_attention_of_one_query(
                 torch.testing.assert_close(fast(q, k, v), expected)
 
 
-def test_heads_are_not_repeated_where_sizes_vary() -> None:
+@pytest.mark.parametrize("grad", [False, True])
+def test_attention_of_heads_whose_numbers_vary(grad: bool) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
     fast = torch.compile(attend, backend="relax", options=OPTIONS, dynamic=True)
-    with torch.no_grad():
-        for length in (7, 30, 1):
-            q, k, v = torch.randn(2, 6, 1, 16), *torch.randn(2, 2, 3, length, 16)
-            torch.testing.assert_close(fast(q, k, v), attend(q, k, v))
+    for heads, length in ((6, 7), (9, 30), (3, 5)):
+        given = [torch.randn(2, heads, 4, 16), *torch.randn(2, 2, 3, length, 16)]
+        other = [x.clone().requires_grad_(grad) for x in given]
+        given = [x.requires_grad_(grad) for x in given]
+        result, expected = fast(*given), attend(*other)
+        torch.testing.assert_close(result, expected)
+        if grad:
+            result.cos().sum().backward()
+            expected.cos().sum().backward()
+            for x, y in zip(given, other, strict=True):
+                torch.testing.assert_close(x.grad, y.grad)
 
 
 def test_a_second_program_is_not_tried_where_weights_are_read_once() -> None:
