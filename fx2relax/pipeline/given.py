@@ -14,7 +14,7 @@ from tvm import relax, tirx
 
 from ..calling import Calling, Given, Size
 from ..compat import ShapeType, TensorType, Var, shape_values, type_of
-from .in_place import Places, without_copy
+from .in_place import Places, in_its_place
 from .tir import NotHandled
 
 _SIGNS = {
@@ -105,10 +105,7 @@ class _Giver:
         return self.mod, calling
 
     def _changed(self, results: Any) -> dict[int, list[Any]]:
-        """The memory of results that may be a parameter's: by place, what else is in it on the way.
-
-        The kernels that change it then copy nothing.
-        """
+        """Results that may lie in a parameter's memory, and what else does, on the way to it."""
         origins = [self._origin(r) for r in results.fields]
         params = self.function.params
         wanted = {
@@ -118,12 +115,13 @@ class _Giver:
         }
         made = [origin for origin in origins if origin is not None]
         chains = Places(self.mod, self.function).changed(wanted, made)
-        kernels = {kernel for chain in chains.values() for _, kernel in chain}
+        links = [link for chain in chains.values() for link in chain]
         try:
-            self.mod.update({kernel: without_copy(self.mod[kernel]) for kernel in kernels})
+            for kernel, copies in {(link.kernel, link.copies) for link in links}:
+                self.mod[kernel] = in_its_place(self.mod[kernel], copies)
         except NotHandled:  # what TVM's own passes may have made of one
             return {}
-        return {index: [target for target, _ in chain[1:]] for index, chain in chains.items()}
+        return {index: [link.memory for link in chain[1:]] for index, chain in chains.items()}
 
     def _function(self, params: list[Any], memory: dict[Any, Any], left: list[Any]) -> Any:
         """The function with those parameters, that returns what is left of its results."""

@@ -1,20 +1,23 @@
-"""Kernels that write into the memory of what they change, and do not copy it first.
+"""Kernels that write into the memory of what they change.
 
-A kernel that replaces elements of a tensor copies the tensor, then writes to the copy. Where the
-result is what an input is to hold from then on, as a cache of keys does, and nobody reads the input
-after that, it may be written to at once.
+Where a result is what an input is to hold from then on, as a cache of keys or a weight that an
+optimizer changes, and nobody reads the input after that, it may be written to at once. A kernel
+that replaces elements of a tensor then does without the copy that it makes first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax, s_tir, tirx
 
-from ..compat import Var
+from ..compat import Var, tvm_ffi
+from .blocks import SPATIAL, Block
+from .library import PREFIX
 from .tir import Rewriter
 
 _SBlock = s_tir.stmt.SBlock
@@ -24,8 +27,20 @@ CHANGES = "fx2relax.changes"
 #: The annotation of the loop that copies.
 COPIES = "fx2relax.copies"
 
-#: The memory that each kernel writes to, and the kernel; the last one first.
-Chain = list[tuple[Any, Any]]
+
+@dataclass
+class Link:
+    """A kernel on the way from a parameter to a result.
+
+    Attributes:
+        memory: what it writes to.
+        kernel: its variable.
+        copies: whether it copies its first argument, and then changes the copy.
+    """
+
+    memory: Any
+    kernel: Any
+    copies: bool
 
 
 class Places:
@@ -61,7 +76,7 @@ class Places:
 
     def changed(
         self, wanted: Mapping[int, tuple[Any, Any]], origins: Sequence[Any]
-    ) -> dict[int, Chain]:
+    ) -> dict[int, list[Link]]:
         """The results that may lie in the memory of a parameter.
 
         Args:
@@ -70,54 +85,68 @@ class Places:
             origins: the memory of all results.
 
         Returns:
-            by place, the kernels by which the parameter becomes the result.
+            by place, the kernels by which the parameter becomes the result, the last one first.
         """
         found = {}
         for index, (memory, param) in wanted.items():
             chain = self._chain(memory, param)
             if chain is not None and all(
-                sum(origin.same_as(target) for origin in origins) == target.same_as(memory)
-                for target, _ in chain
+                sum(o.same_as(link.memory) for o in origins) == link.memory.same_as(memory)
+                for link in chain
             ):
                 found[index] = chain
         # A kernel keeps its name, by which profilers know it: all calls of it are alike.
         while True:
-            used = Counter(kernel for chain in found.values() for _, kernel in chain)
+            links = [link for chain in found.values() for link in chain if link.copies]
+            used = Counter(link.kernel for link in links)
             mixed = {kernel for kernel in used if used[kernel] != self._calls_of(kernel)}
             if not mixed:
                 return found
-            found = {i: c for i, c in found.items() if mixed.isdisjoint(k for _, k in c)}
+            found = {
+                index: chain
+                for index, chain in found.items()
+                if mixed.isdisjoint(link.kernel for link in chain if link.copies)
+            }
 
-    def _chain(self, memory: Any, param: Any) -> Chain | None:
+    def _chain(self, memory: Any, param: Any) -> list[Link] | None:
         """The kernels by which a parameter becomes what is in a memory, the last one first.
 
         None where there is another way, or a value on the way is read after it was replaced.
         """
-        found = []
-        while not memory.same_as(param):
+        if not all(self._is_known(self._calls[use]) for use in self._uses.get(param, [])):
+            return None
+        found: list[Link] = []
+        while True:
             uses = self._uses.get(memory, [])
             call = self._calls[uses[0]] if uses else None
-            if call is None or not self._changes(call, memory):
+            if call is None or not self._is_kernel(call):
                 return None
-            before = self.root(call.args[0])
+            operands = [self.root(a) if isinstance(a, Var) else a for a in call.args]
+            places = [n for n, operand in enumerate(operands) if operand.same_as(memory)]
+            if len(places) != 1:
+                return None
+            copies = CHANGES in (self._mod[call.op].attrs or {}) and isinstance(call.args[0], Var)
+            before = operands[0] if copies else param
             if any(use > uses[0] for use in self._uses.get(before, [])):
                 return None
-            if before.same_as(param) and not self._known(param):
+            read = [n for n, operand in enumerate(operands) if operand.same_as(before)]
+            if copies:
+                safe = read == [0]
+            else:
+                safe = not read or _by_element(self._mod[call.op], read, places[0])
+            if not safe:
                 return None
-            found.append((memory, call.op))
+            found.append(Link(memory, call.op, copies))
+            if before.same_as(param):
+                return found
             memory = before
-        return found
 
-    def _changes(self, call: Any, memory: Any) -> bool:
-        """Whether a call is of a kernel that writes to this memory what its first argument was."""
-        if not self._is_kernel(call) or CHANGES not in (self._mod[call.op].attrs or {}):
-            return False
-        operands = [self.root(a) if isinstance(a, Var) else a for a in call.args]
-        return sum(a.same_as(memory) for a in operands) == 1 and isinstance(call.args[0], Var)
-
-    def _known(self, param: Any) -> bool:
-        """Whether only kernels read a parameter: all else may keep it, or make views of it."""
-        return all(self._is_kernel(self._calls[use]) for use in self._uses.get(param, []))
+    def _is_known(self, value: Any) -> bool:
+        """Whether what reads a parameter only reads it: all else may keep it, or view it."""
+        callee = getattr(value, "op", None)
+        if isinstance(callee, relax.ExternFunc):
+            return str(callee.global_symbol).startswith(PREFIX)
+        return self._is_kernel(value)
 
     def _is_kernel(self, value: Any) -> bool:
         callee = getattr(value, "op", None)
@@ -127,13 +156,59 @@ class Places:
         return sum(_is_same(getattr(call, "op", None), kernel) for call in self._calls)
 
 
-def without_copy(kernel: Any) -> Any:
-    """A kernel that changes its first argument, for one that is in the result's memory already.
+def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
+    """Whether a kernel reads of some arguments only the element that it is about to replace."""
+    sch = s_tir.Schedule(tvm.IRModule({"main": kernel}), error_render_level="none")
+    try:
+        blocks = [Block(sch, rv) for rv in sch.get_child_blocks(sch.get_sblock("root"))]
+    except Exception:  # one of statements that are no blocks
+        return False
+    out = kernel.params[written]
+    last = [b for b in blocks if _among(out, b.writes)]
+    if len(last) != 1 or last[0].store is None:
+        return False
+    (block,) = last
+    store = last[0].store
+    if any(axis.kind != SPATIAL for axis in block.axes):
+        return False
+    for place in read:
+        buffer = kernel.params[place]
+        if any(_among(buffer, b.reads) for b in blocks if b is not block):
+            return False
+        if not _equal(_shape(buffer), _shape(out)):
+            return False
+        if not all(_equal(load.indices, store.indices) for load in block.loads_of(buffer)):
+            return False
+    return True
+
+
+def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
+    return any(buffer.same_as(other) for other in buffers)
+
+
+def _shape(buffer: Any) -> Any:
+    return buffer.ty.shape
+
+
+def _equal(some: Any, others: Any) -> bool:
+    """Whether two lists of expressions are the same."""
+    pairs = zip(some, others, strict=False)
+    return len(some) == len(others) and all(tvm_ffi.structural_equal(*pair) for pair in pairs)
+
+
+def in_its_place(kernel: Any, copies: bool) -> Any:
+    """A kernel for calls in which its result lies in the memory of an argument.
+
+    Args:
+        kernel: any.
+        copies: whether it copies its first argument, which is now there already.
 
     Raises:
         NotHandled: it holds a statement that is not known.
     """
-    return kernel.with_body(_Left().stmt(kernel.body))
+    # An element that is read for the one in its place is read first, whatever LLVM may move by the
+    # promise that no two arguments share memory.
+    return kernel.with_body(_Left().stmt(kernel.body)) if copies else kernel
 
 
 class _Left(Rewriter):
