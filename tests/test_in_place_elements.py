@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fx2relax
 from fx2relax import stages
 from fx2relax.calling import Given
 
@@ -122,6 +123,20 @@ def test_elements(step: Callable[..., Any], size: int, library: str, found: _Res
             torch.testing.assert_close((a, b), (c, d), rtol=1e-4, atol=1e-4)
     if step in ALONE:
         assert found.in_place() == ALONE[step]
+
+
+def _added_at(a: Tensor, b: Tensor) -> Tensor:
+    a.index_add_(0, torch.tensor([1, 2, 1]), b[:3])
+    return (a @ b).cos()
+
+
+@pytest.mark.parametrize("step", [_average, _scaled, _added_at])
+def test_check_compares_with_what_the_inputs_were(step: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = fx2relax.check(step, torch.randn(64, 64), torch.randn(64, 64))
+    assert found.kernels > 0
+    assert found.right, found
 
 
 @pytest.mark.parametrize("library", ["torch", "none"])

@@ -96,6 +96,12 @@ class Program:
             "kernel": alone(kernel, kernels) if kernel is not None else None,
         }
         self._machines, self._parts = machines, parts
+        #: The arguments that a call changes where they lie, by their positions.
+        self.changes = {
+            imported.params[given.into].position
+            for given in calling.given
+            if given.into is not None
+        }
         #: Whether a call goes past the virtual machine, to the one kernel.
         self.direct = kernel is not None
         inputs = imported.params[: imported.num_input]
