@@ -8,7 +8,7 @@ from typing import Any
 from fx2relax.bounds import wide
 from fx2relax.compat import IRBuilder, T
 from fx2relax.elements import Elements
-from fx2relax.pipeline.in_place import CHANGES, COPIES
+from fx2relax.marks import CHANGES, COPIES
 
 from .common import product, reshape, shape, te, te_call
 

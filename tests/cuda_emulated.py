@@ -66,9 +66,9 @@ class GPU:
         lifted = how["lift_weights"]
         return building.lower(mod, target=self._target, library="none", lift_weights=lifted)
 
-    def give(self, lowered: Any, name: str, leading: int) -> Any:
+    def give(self, lowered: Any, name: str, leading: int, into: Any = None) -> Any:
         """`pipeline.give`; the kernels are called by the virtual machine alone."""
-        ready, calling = building.give(lowered, name, leading)
+        ready, calling = building.give(lowered, name, leading, into)
         return ready, replace(calling, kernel=None)
 
     def machine_code(self, mod: Any, **how: Any) -> Any:

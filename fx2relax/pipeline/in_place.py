@@ -16,16 +16,12 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from ..compat import Var, tvm_ffi
+from ..marks import CHANGES, COPIES
 from .blocks import SPATIAL, Block
 from .library import PREFIX
 from .tir import Rewriter
 
 _SBlock = s_tir.stmt.SBlock
-
-#: A kernel's attribute: it copies its first argument to its one result, then writes to that.
-CHANGES = "fx2relax.changes"
-#: The annotation of the loop that copies.
-COPIES = "fx2relax.copies"
 
 
 @dataclass
