@@ -62,6 +62,7 @@ NETWORKS = {
         ("whisper-encoder", "language:whisper_encoder", None),
         ("gpt2-decode", "decode:gpt2", None),
         ("llama-decode", "decode:llama", None),
+        ("llama-long", "decode:llama_long", None),
         ("lstm", "other:lstm", None),
         ("dlrm", "other:dlrm", None),
         ("mlp", "other:mlp", (1, 64)),

@@ -156,3 +156,9 @@ def gpt2(batch: int) -> Built:
 
 def llama(batch: int) -> Built:
     return LlamaDecode(batch).eval(), (torch.randint(32000, (batch,)), torch.tensor([PAST]))
+
+
+def llama_long(batch: int) -> Built:
+    """The same with a cache of 8192 positions, in its middle."""
+    model = LlamaDecode(batch, length=8192).eval()
+    return model, (torch.randint(32000, (batch,)), torch.tensor([4096]))
