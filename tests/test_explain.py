@@ -382,6 +382,12 @@ def test_what_a_model_says_is_escaped() -> None:
         assert text not in page
 
 
+def test_a_function_whose_weights_are_not_known_is_refused() -> None:
+    net = torch.nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="give a module"):
+        fx2relax.explain(lambda x: net(x).cos(), torch.randn(2, 4), grad=True)
+
+
 def test_gradients_and_the_model_are_left_alone() -> None:
     model = Encoder()
     x = torch.randn(2, 24, 32, requires_grad=True)

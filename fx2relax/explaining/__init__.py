@@ -45,6 +45,7 @@ def explain(
         the report; print it, show it in a notebook, or ask it to `measure`.
 
     Raises:
+        ValueError: `grad`, and nothing that is known requires a gradient.
         Exception: what calling the model raises.
     """
     call = compiled_call(model, inputs, grad=grad, kwargs=kwargs, dynamic=dynamic, options=options)

@@ -57,6 +57,11 @@ def caller(
     def training() -> None:
         results = pytree.tree_leaves(compiled(*inputs, **kwargs))
         floats = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        if floats and not wanted:
+            raise ValueError(
+                "no gradient to compute: give a module, whose parameters are known, or an input"
+                " that requires a gradient (what a function holds besides is not seen)"
+            )
         if floats:
             total = sum(r.abs().sum() if r.is_complex() else r.float().sum() for r in floats)
             torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
