@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from ..compat import const_int
 from .contractions import CONTRACTION
 from .flow import name_of
 from .library import _dtype, _equal, _heads_first, _sizes
@@ -39,27 +40,26 @@ def is_short(call: Any) -> bool:
 
 def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> Any:
     """The calls that compute an attention: (batch, length, heads, width), a row of no keys 0."""
-    factors = []
-    for x in call.args[:3]:
-        source = _heads_first(x, uses)
-        factors.append((visit(x if source is None else source), source is not None))
-    (q, q_first), (k, k_first), (v, v_first) = factors
+    q, q_first = _lies(call.args[0], uses, parts=False)
+    kept = [_lies(x, uses) for x in call.args[1:3]]
     kind = _dtype(call.args[0])
     wide = "float32" if kind in ("float16", "bfloat16") else kind
     attrs, bias = call.attrs, [visit(b) for b in call.args[3:4]]
     scale = None if attrs.scale is None else float(attrs.scale.value)
     corner = _MASKS[str(attrs.causal_mask)]
-    shared = _shared(call, uses) if corner is None else None
+    keys = call.args[1].ty.shape.values[1]
+    q, shared = visit(q), _shared(call, uses) if corner is None else None
     if shared is not None:
         # The heads that share keys are as many queries of one head.
-        k, v = map(visit, shared)
-        q_first = k_first = v_first = True
-        batch, heads, _, width = k.ty.shape.values
+        kept = [_lies(x, uses, first=True) for x in shared]
+        q_first = True
+        batch, heads, _, width = shared[0].ty.shape.values
         q = builder.emit(relax.op.reshape(q, (batch, heads, -1, width)))
         bias = [builder.emit(relax.op.reshape(b, _of_shared(b, heads))) for b in bias]
+    (k, k_first), (v, v_first) = ((visit(x), first) for x, first in kept)
 
-    def scores(q: Any, k: Any, *bias: Any) -> Any:
-        product = _scores(q, k, q_first, k_first, wide)
+    def scores(q: Any, k: Any, keys: Any, *bias: Any) -> Any:
+        product = _scores(q, k, keys, q_first, k_first, wide)
         return _masked(product, q.shape[-1], scale, corner, *bias)
 
     def values(p: Any, v: Any) -> Any:
@@ -71,6 +71,7 @@ def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> A
             scores,
             q,
             k,
+            keys,
             *bias,
             primfunc_name_hint="attention_scores",
             primfunc_attrs=fuses,
@@ -83,6 +84,33 @@ def attend(builder: Any, call: Any, uses: Any, visit: Callable[[Any], Any]) -> A
     if shared is not None:
         result = relax.op.reshape(builder.emit(result), _sizes(call))
     return result if kind == wide else relax.op.astype(builder.emit(result), kind)
+
+
+def _lies(x: Any, uses: Any, *, first: bool = False, parts: bool = True) -> tuple[Any, bool]:
+    """What queries, keys or values are read from, and whether their heads come first there.
+
+    With `parts`, what begins where its whole does is read there: the places are the same.
+    """
+    while isinstance(x, relax.Var):
+        value = uses.values.get(x)
+        source = _heads_first(x, uses)
+        if source is not None:
+            first = not first
+        elif parts and value is not None and _begins(value):
+            source = value.args[0]
+        if not isinstance(source, relax.Var) or _sizes(source) is None:
+            break
+        x = source
+    return x, first
+
+
+def _begins(value: Any) -> bool:
+    """Whether a slice is the first places of a few axes, the last axis not among them."""
+    if name_of(value) != "relax.strided_slice" or len(value.args) != 5:
+        return False
+    axes, first, _, steps = ([const_int(v) for v in a.fields] for a in value.args[1:])
+    plain = all(isinstance(axis, int) and 0 <= axis < 3 for axis in axes)
+    return plain and set(first) == {0} and set(steps) == {1}
 
 
 def _shared(call: Any, uses: Any) -> list[Any] | None:
@@ -135,10 +163,10 @@ def _length(x: Any, first: bool) -> Any:
     return x.shape[2] if first else x.shape[1]
 
 
-def _scores(q: Any, k: Any, q_first: bool, k_first: bool, dtype: str) -> Any:
-    """Products of queries and keys: (batch, heads, queries, keys)."""
+def _scores(q: Any, k: Any, keys: Any, q_first: bool, k_first: bool, dtype: str) -> Any:
+    """Products of queries and so many keys: (batch, heads, queries, keys)."""
     heads = q.shape[1] if q_first else q.shape[2]
-    sizes = (q.shape[0], heads, _length(q, q_first), _length(k, k_first))
+    sizes = (q.shape[0], heads, _length(q, q_first), keys)
     d = te.reduce_axis((0, q.shape[3]), "d")
     return te.compute(
         sizes,
