@@ -51,9 +51,10 @@ def start(kind: str) -> None:
         importlib.import_module("tvm")
         return
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
-    extra = folder / f"libtvm_runtime_{kind}.so"
-    if kind != "cpu" and extra.exists():
-        ctypes.CDLL(str(extra), ctypes.RTLD_GLOBAL)
+    for part in ("extra", kind):  # the first has what sorts
+        library = folder / f"libtvm_runtime_{part}.so"
+        if library.exists():
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
 def _libraries() -> Path | None:
