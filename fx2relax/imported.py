@@ -37,3 +37,13 @@ class Imported:
     solved: list[Any] = field(default_factory=list)
     nodes: int = 0
     converted: int = 0
+
+    @property
+    def weights(self) -> list[InputSpec]:
+        """The parameters right of `num_input`."""
+        return self.params[self.num_input :]
+
+    @property
+    def weight_bytes(self) -> int:
+        """How many bytes the weights are."""
+        return sum(s.val.numel() * s.val.element_size() for s in self.weights)

@@ -110,8 +110,7 @@ def _reads_alone(program: drafts.Built) -> bool:
 
     Generated kernels would take as long, and hold each weight a second time.
     """
-    frozen = program.imported.params[program.imported.num_input :]
-    large = sum(s.val.numel() * s.val.element_size() for s in frozen) >= HEAVY
+    large = program.imported.weight_bytes >= HEAVY
     return large and program.census["library_calls"] == program.census["reads"]
 
 

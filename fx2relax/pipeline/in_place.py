@@ -18,10 +18,9 @@ from tvm import relax, s_tir, tirx
 from ..compat import Var, tvm_ffi
 from ..marks import CHANGES, COPIES
 from .blocks import SPATIAL, Block
+from .flow import name_of
 from .library import PREFIX
-from .tir import Rewriter
-
-_SBlock = s_tir.stmt.SBlock
+from .tir import Rewriter, with_body
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Places:
             value = binding.value
             if isinstance(value, Var):
                 self._roots[binding.var] = self.root(value)
-            elif _name_of(value) == "relax.reshape" and isinstance(value.args[0], Var):
+            elif name_of(value) == "relax.reshape" and isinstance(value.args[0], Var):
                 self._roots[binding.var] = self.root(value.args[0])
             else:
                 self._use(value)
@@ -149,7 +148,7 @@ class Places:
         return isinstance(callee, relax.GlobalVar) and isinstance(self._mod[callee], tirx.PrimFunc)
 
     def _calls_of(self, kernel: Any) -> int:
-        return sum(_is_same(getattr(call, "op", None), kernel) for call in self._calls)
+        return sum(self._is_kernel(c) and c.op.same_as(kernel) for c in self._calls)
 
 
 def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
@@ -211,27 +210,7 @@ class _Left(Rewriter):
     """What is left of statements without the loop that copies."""
 
     def visit_SBlockRealize(self, node: Any) -> Any:
-        block = node.block
-        left = _SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            self.stmt(block.body),
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
-        return s_tir.SBlockRealize(node.iter_values, node.predicate, left)
+        return with_body(node, self.stmt(node.block.body), node.block.init)
 
     def visit_For(self, node: Any) -> Any:
         return tirx.Evaluate(0) if COPIES in node.annotations else node
-
-
-def _name_of(value: Any) -> str:
-    return str(getattr(getattr(value, "op", None), "name", ""))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return isinstance(one, tvm.ir.GlobalVar) and bool(one.same_as(other))

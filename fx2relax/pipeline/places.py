@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import Range
 
-from .tir import Call, NotHandled, Rewriter, TensorLoad, holds
+from .tir import Call, NotHandled, Rewriter, TensorLoad, holds, with_body
 
 
 def shorten(func: Any) -> Any:
@@ -37,18 +37,7 @@ class _Places(Rewriter):
         self.bounds = outer
         if body is block.body and init is block.init:
             return node
-        changed = s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            body,
-            init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
-        return s_tir.SBlockRealize(node.iter_values, node.predicate, changed)
+        return with_body(node, body, init)
 
     def visit_BufferStore(self, node: Any) -> Any:
         node = self.store(node)

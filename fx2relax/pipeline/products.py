@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .attentions import attend, is_attention, is_short
 from .contractions import CONTRACTION, PANELS
 from .convolutions import convolve, geometry
-from .flow import name_of
+from .flow import expressions, name_of
 from .library import _blocks, _dtype, _sizes, _untransposed, _Uses
 from .lift import PACKS
 from .tiles import lanes_of
@@ -36,6 +36,8 @@ def use_contractions(mod: Any, target: Any, lifted: bool, library: bool = False)
         library: whether the library is to do what it does as well: all but attention of so few
             queries that its kernel, made for many, is slower.
     """
+    if library and not any(is_attention(e) and is_short(e) for e in expressions(mod)):
+        return mod
     rewriter = _Products(mod, target, lifted, library)
     for name, func in list(mod.functions_items()):
         if isinstance(func, relax.Function):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 
 _log = logging.getLogger(__name__)
 Call = tvm.ir.Call
@@ -55,6 +55,23 @@ def kernel_pass(name: str, rewrite: Callable[[Any], Any]) -> Any:
             return func
 
     return apply
+
+
+def with_body(realize: Any, body: Any, init: Any) -> Any:
+    """A block, where it is realized, with another body and start of its reductions."""
+    block = realize.block
+    changed = s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+    return s_tir.SBlockRealize(realize.iter_values, realize.predicate, changed)
 
 
 class NotHandled(Exception):

@@ -69,8 +69,7 @@ class Program:
         transform = f"{imported.name}_transform_params"
         lifted = machines.own.machine.module.implements_function(transform)
         calling = calling or Calling(_count(imported.outputs))
-        frozen = imported.params[imported.num_input :]
-        size = sum(s.val.numel() * s.val.element_size() for s in frozen)
+        frozen, size = imported.weights, imported.weight_bytes
         #: How many bytes of weights it makes something else of, which it holds from then on.
         self.made_of = size if lifted else 0
         lift = _Transform(executable, where, transform, size) if lifted else None
@@ -144,7 +143,7 @@ class _Parts:
         self.device = device
         self._weights = weights
         self._own = operators(imported.mod) if imported.mod is not None else []
-        frozen = imported.params[imported.num_input :]
+        frozen = imported.weights
         self._constants: dict[int, Any] = {
             i: s.value.to(device)
             for i, s in enumerate(frozen)
