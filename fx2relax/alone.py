@@ -12,7 +12,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from fx2relax import programs, stages
-from fx2relax.backend import plain_specs
+from fx2relax.graph_inputs import plain_specs
 from fx2relax.options import Options
 from fx2relax.runtime.program import Program
 

@@ -67,3 +67,23 @@ def traced(
         raise
     counters["aot_autograd"]["ok"] += 1
     return done
+
+
+def called(boxed: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    """A compiled graph of inference, called as AOTAutograd would call it.
+
+    Args:
+        boxed: takes a list of the inputs, which it empties.
+    """
+    casts = torch._C._is_any_autocast_enabled()
+
+    def call(*arguments: Any) -> Any:
+        if not torch.is_grad_enabled() and not casts:
+            return boxed(list(arguments))
+        with torch.no_grad():
+            if not casts:
+                return boxed(list(arguments))
+            with torch._C._DisableAutocast():
+                return boxed(list(arguments))
+
+    return disable(call, reason="a compiled graph is not traced")  # type: ignore[no-any-return]

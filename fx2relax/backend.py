@@ -18,7 +18,6 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 import fx2relax.required  # noqa: F401  # comes first
@@ -38,6 +37,7 @@ from fx2relax import (
     rivals,
     rng_states,
     stages,
+    trace_store,
     traced,
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
@@ -45,17 +45,16 @@ from fx2relax.alternatives import HEAVY, Alternatives, Call, Heavy
 from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.clocks import Clock
 from fx2relax.collecting import set_aside
-from fx2relax.effects import drop_tokens
 from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
+from fx2relax.graph_inputs import metadata_of_trace, plain_specs, written_inputs
 from fx2relax.imported import Imported
-from fx2relax.layouts import concrete, dense_permutation, overlaps
+from fx2relax.layouts import overlaps
 from fx2relax.names import weight_names
 from fx2relax.on_gpu import on_gpu
 from fx2relax.options import Options
 from fx2relax.overlapping import overlapping_write, write_beside
 from fx2relax.params import InputSpec
 from fx2relax.reproducers import write_reproducer
-from fx2relax.routes import is_held
 from fx2relax.runtime.program import Program
 from fx2relax.storages import whole_inputs
 from fx2relax.taking_turns import Turns
@@ -104,10 +103,16 @@ def _compiled(
     """`relax` with options read, and the names of the weights among the inputs."""
     chosen, names = settings
     stages.note("captured", graph=graph_module)
-    programs.expect(graph_module, example_inputs, chosen)
     with registry.overrides(chosen.converters), whole_operators():
         kept_module = kept.keep_whole(graph_module, registry.kept_whole())
         compiler = _Compiler(chosen, names, collectives.is_shared(graph_module))
+        if kept_module is graph_module and not compiler.shared:
+            usual = rivals.with_library(chosen)
+            compiler.trace = trace_store.trace_of(graph_module, example_inputs, usual)
+            found = compiler.trace.find() if compiler.trace is not None else None
+            if found is not None:
+                return compiler.contest(aot.called(compiler.found(found)), graph_module)
+        programs.expect(graph_module, example_inputs, chosen)
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         try:
             _refuse_writes(graph_module)
@@ -186,6 +191,7 @@ class _Compiler:
         self.verdicts: never_slower.Verdicts | None = None
         self.alternatives: Alternatives | None = None
         self.device = devices.CPU
+        self.trace: trace_store.Trace | None = None
 
     def contest(self, compiled: Any, graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
         """What was compiled of Dynamo's graph, unless eager turns out to be faster."""
@@ -204,19 +210,34 @@ class _Compiler:
         return contest
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        context = TracingContext.try_get()
-        metadata = context.fw_metadata if context is not None else None
+        metadata = metadata_of_trace()
         infos = metadata.input_info if metadata is not None else []
         mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
         watch = self._may_time() and metadata is not None
         watch = watch and never_slower.leaves_no_trace(graph, mutates)
-        return self._compile(graph, self._specs(graph, freeze=True), "inference", watch)
+        specs = self._specs(graph, written_inputs(metadata), freeze=True)
+        spelled = None
+        if self.trace is not None and metadata is not None:
+            spelled = self.trace.spelled(graph, specs, metadata)
+        with stages.kept("cache") as told:
+            call = self._compile(graph, specs, "inference", watch)
+        if self.trace is not None and spelled is not None and told["cache"]:
+            self.trace.keep(spelled, told["cache"][0]["key"])
+        return call
+
+    def found(self, traced: trace_store.Traced) -> Any:
+        """`inference` of a graph that an earlier process traced."""
+        specs = self._specs(traced.graph, traced.written, freeze=True)
+        watch = self._may_time() and not traced.written
+        return self._compile(traced.graph, specs, "inference", watch)
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        context = TracingContext.try_get()
-        if context is not None and context.fw_metadata is not None:
-            copy_kept(graph, context.fw_metadata)
-        return self._compile(graph, self._specs(graph, freeze=False), "forward")
+        metadata = metadata_of_trace()
+        if metadata is not None:
+            copy_kept(graph, metadata)
+        return self._compile(
+            graph, self._specs(graph, written_inputs(metadata), freeze=False), "forward"
+        )
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         # The backward graph may be compiled when it is first run, outside of the scope of the
@@ -224,13 +245,13 @@ class _Compiler:
         with compile_lock:
             return self.context.copy().run(self._compile, graph, plain_specs(graph), "backward")
 
-    def _specs(self, graph: torch.fx.GraphModule, freeze: bool) -> list[InputSpec]:
+    def _specs(
+        self, graph: torch.fx.GraphModule, written: frozenset[int], freeze: bool
+    ) -> list[InputSpec]:
         specs = plain_specs(graph)
-        context = TracingContext.try_get()
-        metadata = context.fw_metadata if context is not None else None
-        infos = metadata.input_info if metadata is not None else []
-        for spec, info in zip(specs, infos, strict=False):
-            if info.mutates_data and isinstance(spec.val, torch.Tensor) and overlaps(spec.val):
+        for position, spec in enumerate(specs):
+            tensor = isinstance(spec.val, torch.Tensor)
+            if position in written and tensor and overlaps(spec.val):
                 raise _Untraceable(f"{spec.name}, which is written to, has elements in one place")
         if len(specs) != len(self.names):
             return specs
@@ -240,7 +261,7 @@ class _Compiler:
             spec.name, kind = name
             if isinstance(spec.val, torch.Tensor):
                 spec.kind = kind if freeze else "user"
-            spec.mutated = position < len(infos) and infos[position].mutates_data
+            spec.mutated = position in written
         return specs
 
     def _compile(
@@ -347,20 +368,6 @@ class _Compiler:
         _count_eager(graph, seconds)
         # An interpreter holds the values of the call that it runs: each call has one of its own.
         return lambda *arguments: torch.fx.Interpreter(graph).run(*arguments)
-
-
-def plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
-    """The inputs of an ATen graph, none of them a weight."""
-    drop_tokens(graph)
-    specs = []
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    for position, node in enumerate(placeholders):
-        val = node.meta.get("val")
-        spec = InputSpec(str(node.target), "user", val, position=position)
-        if isinstance(val, torch.Tensor) and is_held(val):
-            spec.permutation = dense_permutation(concrete(val.shape), concrete(val.stride()))
-        specs.append(spec)
-    return specs
 
 
 def _count_eager(graph: torch.fx.GraphModule, seconds: float) -> None:

@@ -23,6 +23,7 @@ log = logging.getLogger("fx2relax")
 _MAGIC = b"fx2relax program 1\n"
 _DIGEST = hashlib.sha256().digest_size
 SUFFIX = ".program"
+TRACE = ".trace"
 NOTES = ".notes.json"
 HITS = ".hits"
 SEEN = ".seen"
@@ -84,38 +85,48 @@ class Store:
         self.where, self.limit = where, limit
         disk.own_folder(where)
 
-    def get(self, key: str) -> Entry | None:
-        """The program of a key, or None. A damaged one is removed, with a warning."""
-        path = self._path(key)
+    def has(self, key: str) -> bool:
+        """Whether there is a program of that key."""
+        return self._path(key).is_file()
+
+    def get(self, key: str, ending: str = SUFFIX) -> Entry | None:
+        """The program of a key, or None. A damaged one is removed, with a warning.
+
+        Args:
+            key: its name.
+            ending: of its file: `TRACE` where it is no program but a graph that was traced.
+        """
+        path = self._path(key, ending)
         try:
             entry = _unpacked(disk.read_own(path), key)
         except (disk.NotOwn, ValueError) as error:
-            self.drop(key, str(error))
+            self.drop(key, str(error), ending)
             return None
         except OSError:
             return None
         disk.used(path)
         return entry
 
-    def put(self, key: str, entry: Entry) -> None:
+    def put(self, key: str, entry: Entry, ending: str = SUFFIX) -> None:
         """Store a program; one that is larger than all of them may be is not stored.
 
-        Where it cannot be stored, a warning says so once for a process.
+        Where it cannot be stored, a warning says so once for a process. For `ending` see `get`.
         """
         packed = _packed(entry, key)
         if len(packed) > self.limit:
             return
         try:
-            disk.write_own(self._path(key), packed)
+            disk.write_own(self._path(key, ending), packed)
         except OSError as error:
             disk.warn_unusable(error)
             return
         disk.bound(self.where, self.limit, _counts)
 
-    def drop(self, key: str, why: str) -> None:
-        """Remove a program that cannot be used, and say so."""
-        path = self._path(key)
-        log.warning("the stored program %s is compiled again: %s", path, why)
+    def drop(self, key: str, why: str, ending: str = SUFFIX) -> None:
+        """Remove a program that cannot be used, and say so; for `ending` see `get`."""
+        path = self._path(key, ending)
+        what = "program %s is compiled" if ending == SUFFIX else "trace %s is made"
+        log.warning(f"the stored {what} again: %s", path, why)
         disk.remove([path])
 
     def hit(self, key: str) -> None:
@@ -152,15 +163,15 @@ class Store:
         text = json.dumps({**self.notes(key), **notes})
         disk.write_own(self._notes(key), text.encode())
 
-    def _path(self, key: str) -> Path:
-        return self.where / f"{key}{SUFFIX}"
+    def _path(self, key: str, ending: str = SUFFIX) -> Path:
+        return self.where / f"{key}{ending}"
 
     def _notes(self, key: str) -> Path:
         return self.where / f"{key}{NOTES}"
 
 
 def _counts(path: Path) -> bool:
-    return path.name.endswith((SUFFIX, NOTES, HITS, SEEN))
+    return path.name.endswith((SUFFIX, TRACE, NOTES, HITS, SEEN))
 
 
 def _packed(entry: Entry, key: str) -> bytes:

@@ -28,8 +28,9 @@ class Item:
     """One entry.
 
     Attributes:
-        kind: ``"program"``; ``"helper"``, a library of this package's; ``"kernel"``, an object
-            compiled of a user's source; ``"database"``, what was measured of kernels.
+        kind: ``"program"``; ``"trace"``, a graph that was traced to one; ``"helper"``, a library
+            of this package's; ``"kernel"``, an object compiled of a user's source;
+            ``"database"``, what was measured of kernels.
         name: what its file is called, without the ending.
         bytes: what it takes with all that is beside it.
         made: when it was compiled, in seconds since the epoch.
@@ -88,7 +89,10 @@ def items() -> list[Item]:
 
 
 def _kind(path: Path) -> str | None:
-    known = {cache.SUFFIX: "program", ".so": "helper", ".o": "kernel", ".jsonl": "database"}
+    known = {
+        **{cache.SUFFIX: "program", cache.TRACE: "trace"},
+        **{".so": "helper", ".o": "kernel", ".jsonl": "database"},
+    }
     return None if path.name.startswith(".") else known.get(path.suffix)
 
 
@@ -161,7 +165,7 @@ def sizes(found: Sequence[Item]) -> dict[str, Any]:
             "entries": sum(item.kind == kind for item in found),
             "bytes": sum(item.bytes for item in found if item.kind == kind),
         }
-        for kind in ("program", "helper", "kernel", "database")
+        for kind in ("program", "trace", "helper", "kernel", "database")
     }
     return {
         "folder": str(disk.root()),

@@ -24,7 +24,7 @@ from fx2relax.literals import NoSpelling
 from fx2relax.options import Options
 from fx2relax.outputs import OutputSpec
 from fx2relax.params import InputSpec
-from fx2relax.routes import shipped
+from fx2relax.registry import shipped
 from fx2relax.runtime.loading import load
 from fx2relax.shapes import SymbolTable
 from fx2relax.stored import record

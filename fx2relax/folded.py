@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import routes
-from fx2relax.registry import lookup
+from fx2relax.registry import lookup, shipped
 
 _log = logging.getLogger(__name__)
 # What makes a tensor of more elements out of numbers alone does it as fast as it could be read.
@@ -56,7 +56,7 @@ def _is_constant(node: Node, known: dict[Node, Value]) -> bool:
     if target.namespace not in ("aten", "prims") or "empty" in target._opname:
         return False
     converter = lookup(target)
-    if converter is not None and not routes.shipped(converter):
+    if converter is not None and not shipped(converter):
         return False
     made = val if isinstance(val, (tuple, list)) else [val]
     return all(_is_small(value, not node.all_input_nodes) for value in made)

@@ -22,10 +22,10 @@ from fx2relax.errors import target_name
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
 from fx2relax.params import InputSpec
-from fx2relax.routes import shipped
 
 Node = torch.fx.Node
-_OURS = frozenset(
+#: The namespaces of operators that are PyTorch's or this package's.
+OURS = frozenset(
     {"aten", "prims", "prim", "fx2relax", "_quantized", "quantized_decomposed", "rngprims"}
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -79,9 +79,7 @@ def graph_key(
             "symbols": said.facts(),
             "inputs": [spelled_input(spec) for spec in specs],
             "options": {"library": options.library, "on_unsupported": options.on_unsupported},
-            "converters": sorted(
-                target_name(t) for t, c in registry.registered().items() if not shipped(c)
-            ),
+            "converters": sorted(target_name(t) for t in registry.foreign()),
             "helper": helper,
             "process": process_facts(),
             **({"tuned": tuned} if tuned else {}),
@@ -122,13 +120,13 @@ class Spelled:
 
     def _node(self, node: Node) -> list[Any]:
         if node.op == "get_attr":
-            said: Any = self._attribute(attrgetter(str(node.target))(self.graph))
+            said: Any = self.attribute(attrgetter(str(node.target))(self.graph))
         elif node.op == "call_function":
             said = _target(node.target)
         else:
             said = None if node.op == "output" else str(node.target)
         arguments = encode([list(node.args), dict(node.kwargs)], self._extra)
-        return [node.op, said, arguments, self._value(node.meta.get("val"))]
+        return [node.op, said, arguments, self.value(node.meta.get("val"))]
 
     def _extra(self, value: Any) -> Any:
         if isinstance(value, Node):
@@ -144,11 +142,11 @@ class Spelled:
         # The layout of what is compiled for any size is chosen by the one it was captured with.
         return [type(value).__name__, str(node.expr), str(node.hint)]
 
-    def _value(self, val: Any) -> Any:
+    def value(self, val: Any) -> Any:
         """What the importer can see of a fake value."""
         if not isinstance(val, torch.Tensor):
             if isinstance(val, (list, tuple)):
-                return [self._value(v) for v in val]
+                return [self.value(v) for v in val]
             return self._number(val) if isinstance(val, _SYMBOLIC) else _plain(val)
         said: list[Any] = [type(val).__name__, str(val.dtype), str(val.layout), str(val.device)]
         said.append([self._number(n) for n in val.shape])
@@ -162,7 +160,8 @@ class Spelled:
             said.append(self._number(val.untyped_storage().nbytes()))
         return said
 
-    def _attribute(self, value: Any) -> Any:
+    def attribute(self, value: Any) -> Any:
+        """A graph that the graph holds, or a constant."""
         if isinstance(value, torch.fx.GraphModule):
             return Spelled(value, self).nodes()
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -194,7 +193,7 @@ def _plain(val: Any) -> Any:
 def _target(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         name = operator_name(target)
-        if target.namespace not in _OURS and _taken_apart(target):
+        if target.namespace not in OURS and _taken_apart(target):
             raise NoSpelling(f"{name}, whose decomposition is not PyTorch's")
         return name
     if target is kept.kept_call:

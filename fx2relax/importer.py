@@ -44,7 +44,7 @@ from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.printing import Prints
 from fx2relax.promotion import promoted
-from fx2relax.registry import Converter
+from fx2relax.registry import Converter, shipped
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
 from fx2relax.storages import Storages, is_strided, logical
@@ -326,7 +326,7 @@ class Importer:
             except Unsupported as declined:
                 reason = str(declined)
         converter = routes.converter_of(node)
-        if converter is None or routes.shipped(converter):
+        if converter is None or shipped(converter):
             refused = routes.refusal(node, self.halves)
             if refused is not None:
                 return self._decline(node, refused)

@@ -54,6 +54,7 @@ class Converter:
         return kind_of(self.target)
 
 
+_OURS = "fx2relax.converters."  # modules that converters ship in
 _shipped: dict[Target, Converter] = {}
 _complex: dict[Target, Converter] = {}
 _scopes: contextvars.ContextVar[tuple[dict[Target, Converter], ...]] = contextvars.ContextVar(
@@ -149,7 +150,7 @@ def converts(
 
     def register(function: Function) -> Function:
         source = getattr(function, "__module__", "")
-        if not source.startswith("fx2relax.converters."):
+        if not source.startswith(_OURS):
             load()  # so that one that ships is found, and is not put over this one later
         for target in targets:
             kind_of(target)
@@ -217,9 +218,24 @@ def registered() -> Mapping[Target, Converter]:
     return merged
 
 
+def shipped(converter: Converter) -> bool:
+    """Whether a converter is one of this package's and no user's."""
+    return converter.source.startswith(_OURS)
+
+
+def foreign() -> dict[Target, Converter]:
+    """The converters in force that are not this package's; those are loaded only beside any."""
+    if not _loaded and not any(_scopes.get()) and not _third_party():
+        return {}  # whoever registers one loads ours first
+    return {t: c for t, c in registered().items() if not shipped(c)}
+
+
 def kept_whole() -> dict[Target, Converter]:
-    """The converters whose nodes must survive capture: all but those of ATen overloads."""
-    return {t: c for t, c in registered().items() if c.kind != "overload"}
+    """The converters whose nodes must survive capture: all but those of ATen overloads.
+
+    Those that ship are all of overloads.
+    """
+    return {t: c for t, c in foreign().items() if c.kind != "overload"}
 
 
 @contextlib.contextmanager
@@ -245,9 +261,13 @@ def overrides(mapping: Mapping[Target, Callable[..., Any]] | None) -> Iterator[N
         _scopes.set(before)
 
 
+def _third_party() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group="fx2relax.converters")
+
+
 def load_third_party() -> None:
     """Import the modules that other packages name in the group ``fx2relax.converters``."""
-    for entry in importlib.metadata.entry_points(group="fx2relax.converters"):
+    for entry in _third_party():
         try:
             entry.load()
         except Exception as error:

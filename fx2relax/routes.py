@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from fx2relax import cuda_routes, decompositions, dtypes, eager_kernels, kept
 from fx2relax.collectives import is_collective
 from fx2relax.complexes import is_complex
-from fx2relax.registry import Converter, lookup, lookup_complex
+from fx2relax.registry import Converter, lookup, lookup_complex, shipped
 
 Node = torch.fx.Node
 
@@ -133,11 +133,6 @@ def library_decides(node: Node, converter: Converter | None) -> bool:
     if node.target in _ITS_OWN or is_collective(node.target):
         return plain_node(node) or complex_node(node)
     return node.target in _COMPLEX_PRODUCTS and complex_node(node)
-
-
-def shipped(converter: Converter) -> bool:
-    """Whether a converter is one of ours and no user's."""
-    return converter.source.startswith("fx2relax.converters")
 
 
 def refusal(node: Node, halves: bool) -> str | None:

@@ -19,8 +19,8 @@ import torch.utils._pytree as pytree
 from fresh_process import environment, run
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fx2relax.backend import plain_specs
 from fx2relax.compiling import messages, process, spelling
+from fx2relax.graph_inputs import plain_specs
 from fx2relax.graph_key import graph_key
 from fx2relax.literals import NoSpelling
 from fx2relax.options import Options

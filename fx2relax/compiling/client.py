@@ -29,7 +29,6 @@ from fx2relax.literals import NoSpelling
 from fx2relax.locks import own
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
-from fx2relax.routes import shipped
 from fx2relax.runtime import native
 from fx2relax.switches import is_on
 
@@ -78,7 +77,7 @@ def begin_for(
         inputs: its fake inputs.
         store: where programs are kept.
     """
-    if not _is_of_use() or _is_watched() or any(map(is_symbolic, inputs)):
+    if not _is_of_use() or is_watched() or any(map(is_symbolic, inputs)):
         return
     kinds = [(tuple(x.shape), x.dtype) for x in inputs if isinstance(x, torch.Tensor)]
     text = f"{SOURCE} {torch.is_grad_enabled()} {graph.code} {kinds}"
@@ -117,7 +116,7 @@ def compiled(
     Returns:
         None where it has to be compiled here.
     """
-    if not _enabled() or _is_watched() or _has_own_converters():
+    if not _enabled() or is_watched() or registry.foreign():
         return None
     if devices.of_graph(graph).type != "cpu":
         return None
@@ -251,13 +250,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody wants to see what compiling goes through."""
     return stages.are_observed() or logs.are_wanted() or profiler._is_profiler_enabled
-
-
-def _has_own_converters() -> bool:
-    return any(not shipped(converter) for converter in registry.registered().values())
 
 
 def _may_fork() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from fx2relax.graph_key import Spelled, spelled_input
 from fx2relax.literals import NoSpelling, decode, operator_of
@@ -104,8 +104,7 @@ class _Values:
         if not said or not isinstance(said[0], str):
             values = [self.read(each, target) for each in said]
             return values if _gives_a_list(target) else tuple(values)
-        with self.mode:
-            return self._tensor(*said)
+        return self._tensor(*said)
 
     def _tensor(
         self,
@@ -128,11 +127,14 @@ class _Values:
         kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
         whole = self.storages.get(place)
         if whole is None:
-            whole = torch.empty(size, dtype=torch.uint8, device=device)
+            whole = torch.empty(size, dtype=torch.uint8, device="meta")
             self.storages[place] = whole
-        memory = whole.untyped_storage()
-        found = torch.empty(0, dtype=kind, device=device).set_(memory, offset, shape, stride)
-        return found.requires_grad_() if requires_grad else found
+        # One by one under the mode, tensors would take ten times as long.
+        found = torch.empty(0, dtype=kind, device="meta")
+        found.set_(whole.untyped_storage(), offset, shape, stride)
+        if requires_grad:
+            found.requires_grad_()
+        return FakeTensor(self.mode, found, torch.device(device))
 
 
 def _gives_a_list(target: Any) -> bool:
