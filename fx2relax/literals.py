@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fx2relax import registry
+
 _PLAIN = (str, bool, int, type(None))
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 Extra = Callable[[Any], Any]
@@ -105,6 +107,16 @@ def operator_name(target: torch._ops.OpOverload) -> str:
 
 def operator_of(name: str) -> torch._ops.OpOverload:
     """The overload of that name. Raises AttributeError where there is none."""
+    try:
+        return _operator(name)
+    except AttributeError:
+        if not name.startswith("fx2relax."):
+            raise
+        registry.load()  # some converters come with an operator of their own
+        return _operator(name)
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._functorch import config as functorch_config
+from torch._logging._internal import log_state
 from torch.fx.node import _get_qualified_name
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
@@ -197,7 +198,8 @@ def _is_watched() -> bool:
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     if depth or modes or client.is_watched() or registry.foreign():
         return True
-    if os.environ.get("TORCH_LOGS") or os.environ.get("TORCH_COMPILE_DEBUG", "0") != "0":
+    logs = log_state.artifact_names or log_state.log_qname_to_level
+    if logs or os.environ.get("TORCH_COMPILE_DEBUG", "0") != "0":
         return True
     rules = (rule for table in global_decomposition_table.values() for rule in table.values())
     return any(not str(rule.__module__).startswith("torch.") for rule in rules)

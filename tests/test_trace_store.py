@@ -33,7 +33,6 @@ class _Watch(stages.Observer):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FX2RELAX_CACHE", "1")
     monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TORCH_LOGS", raising=False)
     monkeypatch.setattr(logs, "are_wanted", lambda: False)  # pytest reads PyTorch's trace
     torch.manual_seed(0)
     return tmp_path / "programs"
@@ -272,6 +271,29 @@ def test_nothing_requires_a_gradient_where_gradients_are_on(watch: _Watch) -> No
     for _ in range(2):
         assert not _call(lambda x: x.sin() + 1, torch.randn(3)).requires_grad
     assert watch.found == 1
+
+
+def test_statistics_are_written(watch: _Watch) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4))
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            eager = copy.deepcopy(net)
+            torch.testing.assert_close(_call(net, x), eager(x))
+            torch.testing.assert_close(net.state_dict(), eager.state_dict())
+    assert int(net[1].num_batches_tracked) == 2
+    assert watch.found == 1
+
+
+def test_whoever_reads_logs_has_it_traced(watch: _Watch) -> None:
+    with torch.no_grad():
+        _call(_made, torch.randn(3, 4))
+        torch._logging.set_logs(aot_graphs=True)
+        try:
+            _call(_made, torch.randn(3, 4))
+        finally:
+            torch._logging.set_logs()
+    assert watch.found == 0
 
 
 def test_a_damaged_trace_is_made_again(

@@ -10,6 +10,7 @@ from typing import Any
 import tvm_ffi
 
 from fx2relax import disk, tvm_runtime
+from fx2relax.runtime import lapack as lapack  # registers what programs call
 
 
 def load(library: bytes, kind: str = "cpu") -> Any:
