@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from fx2relax import cache, registry, stages
 from fx2relax.compiling import client, spelling
+from fx2relax.graph_inputs import written_inputs
 from fx2relax.graph_key import OURS, Spelled, process_facts
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
@@ -98,21 +99,21 @@ class Trace:
             specs: its inputs.
             metadata: what AOTAutograd found out of inputs and results.
         """
-        if len(specs) != self._inputs or not _is_all(metadata, specs, self._results):
-            return None
-        if any(map(_has_effect, graph.graph.nodes)):
-            return None
         try:
+            if len(specs) != self._inputs or not _is_all(metadata, specs, self._results):
+                return None
+            effects = any(map(_has_effect, graph.graph.nodes))
+            if effects or len(_results(graph)) != self._results:
+                return None
             # AOTAutograd compiles under its fake tensor mode; constants are real.
             with _disable_current_modes():
                 said = spelling.spell(graph, specs)
                 if spelling.spell(*spelling.read(said)) != said:
                     return None
+            return {"graph": said, "written": sorted(written_inputs(metadata))}
         except Exception as error:  # whatever cannot be spelled is traced again
             log.debug("a trace is not kept: %s: %s", type(error).__name__, error)
             return None
-        written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
-        return {"graph": said, "written": written}
 
     def keep(self, spelled: dict[str, Any], program: str) -> None:
         """Keep what `spelled` gave, with the key of the program that was compiled of it."""
@@ -132,9 +133,11 @@ def trace_of(
         options: the backend's, with which its program is compiled first.
     """
     store = cache.open_store(options.cache, options.cache_size)
-    if store is None or options.tune is not None or options.converters or _is_watched():
+    if store is None or options.tune is not None or options.converters:
         return None
     try:
+        if _is_watched():
+            return None
         text = json.dumps(
             {
                 "graph": _spelled(graph_module, inputs),
@@ -144,8 +147,8 @@ def trace_of(
             },
             sort_keys=True,
         )
-    except NoSpelling as error:
-        log.debug("a graph is traced: %s", error)
+    except Exception as error:  # whatever cannot be spelled is traced
+        log.debug("a graph is traced: %s: %s", type(error).__name__, error)
         return None
     key = hashlib.sha256(text.encode()).hexdigest()
     return Trace(store, key, len(inputs), len(_results(graph_module)))
@@ -223,6 +226,8 @@ def _settings() -> list[Any]:
         backends.cuda.mem_efficient_sdp_enabled(),
         backends.mha.get_fastpath_enabled(),
         backends.cudnn.enabled,
+        getattr(backends.opt_einsum, "enabled", None),
+        getattr(backends.opt_einsum, "strategy", None),
         functorch_config.get_hash().hex(),
     ]
     return [encode(each) for each in said]
@@ -243,6 +248,8 @@ def _spelled(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[
             value = attrgetter(str(node.target))(graph_module)
             if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
                 raise NoSpelling(f"an attribute of type {type(value).__name__}")
+            if value.numel() > spelling.LARGEST:
+                raise NoSpelling("a large constant")
             what = said.attribute(value)
         elif node.op == "call_function":
             what = _function(node.target)

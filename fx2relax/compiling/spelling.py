@@ -22,7 +22,8 @@ from fx2relax.literals import NoSpelling, decode, operator_of
 from fx2relax.params import InputSpec
 
 Node = torch.fx.Node
-_LARGEST = 1 << 16  # elements of a constant; larger ones are no part of a key
+#: Elements of a constant; larger ones are no part of a key.
+LARGEST = 1 << 16
 
 
 def spell(graph: torch.fx.GraphModule, specs: Sequence[InputSpec]) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _target(name: str) -> Any:
 
 def _constant(value: Any) -> dict[str, Any]:
     plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    if not plain or value.numel() > _LARGEST or value.device.type != "cpu":
+    if not plain or value.numel() > LARGEST or value.device.type != "cpu":
         raise NoSpelling("an attribute that is no small tensor")
     dense = value.detach().resolve_conj().resolve_neg().contiguous()
     content = bytes(dense.reshape(-1).view(torch.uint8).numpy())
