@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from fx2relax import cache, registry, stages
 from fx2relax.compiling import client, spelling
+from fx2relax.errors import target_name
 from fx2relax.graph_inputs import written_inputs
 from fx2relax.graph_key import OURS, Spelled, process_facts
 from fx2relax.layouts import storage_of
@@ -133,7 +134,7 @@ def trace_of(
         options: the backend's, with which its program is compiled first.
     """
     store = cache.open_store(options.cache, options.cache_size)
-    if store is None or options.tune is not None or options.converters:
+    if store is None or options.tune is not None:
         return None
     try:
         if _is_watched():
@@ -143,6 +144,8 @@ def trace_of(
                 "graph": _spelled(graph_module, inputs),
                 "settings": _settings(),
                 "options": [options.library, options.on_unsupported, options.mode],
+                # What has a converter is not taken apart.
+                "converters": sorted(target_name(t) for t in registry.foreign()),
                 "process": process_facts(),
             },
             sort_keys=True,
@@ -199,7 +202,7 @@ def _is_watched() -> bool:
 
     depth = torch._C._functorch.get_dynamic_layer_stack_depth()
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    if depth or modes or client.is_watched() or registry.foreign():
+    if depth or modes or client.is_watched():
         return True
     logs = log_state.artifact_names or log_state.log_qname_to_level
     if logs or os.environ.get("TORCH_COMPILE_DEBUG", "0") != "0":

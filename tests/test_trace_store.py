@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FX2RELAX_CACHE", "1")
     monkeypatch.setenv("FX2RELAX_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(logs, "are_wanted", lambda: False)  # pytest reads PyTorch's trace
+    torch._logging.set_logs()
     torch.manual_seed(0)
     return tmp_path / "programs"
 
@@ -340,7 +341,10 @@ def test_converters_of_the_users_are_asked(watch: _Watch) -> None:
         with registry.overrides({torch.ops.aten.sin.default: tripled}):
             torch.testing.assert_close(_call(torch.sin, x), x * x)
         torch.testing.assert_close(_call(torch.sin, x), x.sin())
-    assert watch.found == 1
+        assert watch.found == 1
+        with registry.overrides({torch.ops.aten.cos.default: tripled}):  # of nothing in the graph
+            _twice(torch.sin, x)
+    assert watch.found == 2
 
 
 def test_a_rule_of_the_users_is_asked(watch: _Watch, monkeypatch: pytest.MonkeyPatch) -> None:
