@@ -17,7 +17,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 
-_LOGGED = "TORCH_COMPILE_DEBUG"
+
+def is_logged() -> bool:
+    """Whether PyTorch is to write down what it compiles."""
+    return os.environ.get("TORCH_COMPILE_DEBUG", "0") == "1"
 
 
 def traced(
@@ -41,7 +44,7 @@ def traced(
     Raises:
         what tracing and the compilers raise.
     """
-    if os.environ.get(_LOGGED, "0") == "1":
+    if is_logged():
         return aot_autograd(bw_compiler=bw_compiler, **how)(graph_module, inputs)
 
     def apart(*arguments: Any) -> Any:
@@ -80,10 +83,7 @@ def called(boxed: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         if not torch.is_grad_enabled() and not casts:
             return boxed(list(arguments))
-        with torch.no_grad():
-            if not casts:
-                return boxed(list(arguments))
-            with torch._C._DisableAutocast():
-                return boxed(list(arguments))
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return boxed(list(arguments))
 
     return disable(call, reason="a compiled graph is not traced")  # type: ignore[no-any-return]

@@ -125,8 +125,11 @@ class Spelled:
             said = _target(node.target)
         else:
             said = None if node.op == "output" else str(node.target)
-        arguments = encode([list(node.args), dict(node.kwargs)], self._extra)
-        return [node.op, said, arguments, self.value(node.meta.get("val"))]
+        return [node.op, said, self.arguments(node), self.value(node.meta.get("val"))]
+
+    def arguments(self, node: Node) -> Any:
+        """What a node takes: other nodes, sizes, and what is the same in every process."""
+        return encode([list(node.args), dict(node.kwargs)], self._extra)
 
     def _extra(self, value: Any) -> Any:
         if isinstance(value, Node):

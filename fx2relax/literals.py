@@ -26,7 +26,7 @@ def encode(value: Any, extra: Extra | None = None) -> Any:
 
     Args:
         value: numbers, strings, None, PyTorch's dtypes, layouts, memory formats, devices and
-            operator overloads; tuples, lists, slices and dicts of them.
+            operator overloads; ``...``; tuples, lists, slices and dicts of them.
         extra: spells what is none of these, as a dict of one key; returns None for what it does
             not know.
 
@@ -47,6 +47,8 @@ def encode(value: Any, extra: Extra | None = None) -> Any:
         return {"device": str(value)}
     if isinstance(value, torch._ops.OpOverload):
         return {"op": operator_name(value)}
+    if value is ...:
+        return {"ellipsis": None}
     if isinstance(value, slice):
         return {"slice": [encode(v, extra) for v in (value.start, value.stop, value.step)]}
     if isinstance(value, list):  # FX has a class of its own for them
@@ -88,6 +90,8 @@ def decode(text: Any, extra: Callable[[str, Any], Any] | None = None) -> Any:
         return torch.device(given)
     if kind == "op":
         return operator_of(given)
+    if kind == "ellipsis":
+        return ...
     if kind == "slice":
         return slice(*(decode(v, extra) for v in given))
     if kind == "tuple":

@@ -12,11 +12,9 @@ import hashlib
 import importlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch.fx.node import _get_qualified_name
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from fx2relax import cache, registry, stages
+from fx2relax import aot, cache, registry, stages
 from fx2relax.compiling import client, spelling
 from fx2relax.errors import target_name
 from fx2relax.graph_inputs import written_inputs
@@ -204,8 +202,7 @@ def _is_watched() -> bool:
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     if depth or modes or client.is_watched():
         return True
-    logs = log_state.artifact_names or log_state.log_qname_to_level
-    if logs or os.environ.get("TORCH_COMPILE_DEBUG", "0") != "0":
+    if log_state.artifact_names or log_state.log_qname_to_level or aot.is_logged():
         return True
     rules = (rule for table in global_decomposition_table.values() for rule in table.values())
     return any(not str(rule.__module__).startswith("torch.") for rule in rules)
@@ -239,12 +236,6 @@ def _settings() -> list[Any]:
 def _spelled(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """A graph of Dynamo's and its inputs."""
     said = Spelled(graph_module)
-
-    def extra(value: Any) -> Any:
-        if isinstance(value, Node):
-            return {"node": said.places[value]}
-        return {"ellipsis": 0} if isinstance(value, EllipsisType) else None
-
     nodes: list[Any] = []
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
@@ -260,7 +251,7 @@ def _spelled(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[
             what = str(node.target) if node.op == "call_method" else None
         else:
             raise NoSpelling(f"a node of the kind {node.op}")
-        nodes.append([node.op, what, encode([list(node.args), dict(node.kwargs)], extra)])
+        nodes.append([node.op, what, said.arguments(node)])
     values = []
     for each in inputs:
         plain = isinstance(each, torch.Tensor) and each.device.type == "cpu"
