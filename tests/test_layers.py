@@ -15,7 +15,7 @@ LAYERS = [
     [{"explaining"}, {"lockstep", "differences"}, {"alone"}],
     [{"onnx_check", "onnx_sides"}],
     [
-        {"backend"},
+        {"backend", "trace_store"},
         {"frontend"},
         {"exporting"},
         {"coverage", "coverage_report", "core_calls"},
@@ -36,6 +36,7 @@ LAYERS = [
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
+        {"graph_inputs"},
         {"capture"},
         {"runtime"},
         {"pipeline"},
