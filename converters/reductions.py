@@ -101,7 +101,7 @@ def _accumulate(
         result = dtype(x) if is_float(x) else "int64"
     if result == "bool":
         x = emit(cast(x, "bool"))
-        return _logical(topi.any if identity == 0 else topi.all, x, axes(x, dim), keepdim)
+        return _logical(identity != 0, x, axes(x, dim), keepdim)
     x = wide(cast(x, result))
     dims = axes(x, dim)
     if ndim(x) == 0:
@@ -245,38 +245,38 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 # -- truth -------------------------------------------------------------------------------------
 
 
-def _logical(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
+def _logical(every: bool, x: Any, dims: Sequence[int], keepdim: bool) -> Any:
     if not dims:
         return x
     if any(s == 0 for s in shape(x)):
-        return full(reduced_shape(x, dims, keepdim), reduce is topi.all, "bool")
-    return te_call(reduce, x, list(dims), keepdim)
+        return full(reduced_shape(x, dims, keepdim), every, "bool")
+    return te_call(topi.all if every else topi.any, x, list(dims), keepdim)
 
 
-def _truth(reduce: Callable[..., Any], x: Any, dims: Sequence[int], keepdim: bool) -> Any:
+def _truth(every: bool, x: Any, dims: Sequence[int], keepdim: bool) -> Any:
     kind = dtype(x)
-    result = _logical(reduce, emit(cast(x, "bool")), dims, keepdim)
+    result = _logical(every, emit(cast(x, "bool")), dims, keepdim)
     return cast(result, "uint8") if kind == "uint8" else result
 
 
-def _register_truth(name: str, reduce: Callable[..., Any]) -> None:
+def _register_truth(name: str, every: bool) -> None:
     packet = getattr(aten, name)
 
     @converts(packet.default)
     def of_all(self: Any) -> Any:
         """NaN is true; uint8 gives uint8."""
-        return _truth(reduce, self, axes(self, None), False)
+        return _truth(every, self, axes(self, None), False)
 
     @converts(packet.dim)
     def with_dim(self: Any, dim: int, keepdim: bool = False) -> Any:
-        return _truth(reduce, self, axes(self, [dim]), keepdim)
+        return _truth(every, self, axes(self, [dim]), keepdim)
 
     @converts(packet.dims)
     def with_dims(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
         """An empty list of axes reduces none of them; None reduces all."""
         empty = dim is not None and not len(dim)
-        return _truth(reduce, self, [] if empty else axes(self, dim), keepdim)
+        return _truth(every, self, [] if empty else axes(self, dim), keepdim)
 
 
-_register_truth("any", topi.any)
-_register_truth("all", topi.all)
+_register_truth("any", every=False)
+_register_truth("all", every=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.ir.prim import expr_deep_equal
 
+from .cascade import Parts
 from .tir import Call, Substitute, TensorLoad, counted, rebuild_for, uses
 
 _ACCUMULATORS = 4
@@ -37,7 +39,7 @@ def _same_place(load: Any, store: Any) -> bool:
     )
 
 
-def _running(store: Any) -> tuple[Any, Any] | None:
+def running(store: Any) -> tuple[Any, Any] | None:
     """The kind and the element of `acc = acc op e`, or None."""
     value = store.value
     if type(value) in _REDUCERS:
@@ -66,7 +68,7 @@ def reduce_loop(loop: Any, lanes: int) -> Any:
     """Several vectors of partial results, joined at the end, for `acc = acc op e`."""
     plain = rebuild_for(loop, loop.extent, loop.body, marked=False)
     store, var = loop.body, loop.loop_var
-    found = _running(store) if isinstance(store, tirx.BufferStore) else None
+    found = running(store) if isinstance(store, tirx.BufferStore) else None
     if found is None or any(uses(i, var) for i in store.indices):
         return plain
     length = int(loop.extent.value) if isinstance(loop.extent, tirx.IntImm) else None
@@ -93,7 +95,8 @@ class _Partial:
             element = tirx.Select(decides, tirx.const(1, dtype), tirx.const(0, dtype))
         self.element = element
         self.identity = _identity(kind, dtype)
-        self.part = tirx.decl_buffer((self.count * lanes,), dtype, "partial")
+        self.kept_as = dtype
+        self.part = self.made()
 
     def stmts(self) -> list[Any]:
         lanes, count, extent, dtype = self.lanes, self.count, self.loop.extent, self.dtype
@@ -102,13 +105,8 @@ class _Partial:
         single = tirx.floordiv(extent - done, tirx.const(lanes, dtype))
         stmts = [
             tirx.AllocBuffer(self.part),
-            self.vectors(count, lambda k: tirx.BufferStore(self.part, self.identity, [k])),
-            counted(
-                "chunk",
-                dtype,
-                tirx.floordiv(extent, tirx.const(step, dtype)),
-                lambda i: self.vectors(count, lambda k: self.add(k, i * step + k)),
-            ),
+            self.clear(self.part),
+            *self.chunks(tirx.floordiv(extent, tirx.const(step, dtype)), step),
         ]
         if self.length is None or self.length % step >= lanes:
             stmts.append(
@@ -116,7 +114,9 @@ class _Partial:
                     "chunk",
                     dtype,
                     single,
-                    lambda i: self.vectors(1, lambda k: self.add(k, done + i * lanes + k)),
+                    lambda i: self.vectors(
+                        1, lambda k: self.add(self.part, k, done + i * lanes + k)
+                    ),
                 )
             )
         while count > 1:
@@ -137,6 +137,31 @@ class _Partial:
             )
         return stmts
 
+    def chunks(self, extent: Any, step: int) -> list[Any]:
+        """All whole groups of vectors."""
+
+        def turn(i: Any, place: Any) -> Any:
+            part = self.part if place is None else place
+            return self.vectors(self.count, lambda k: self.add(part, k, i * step + k))
+
+        if self.kind is not tirx.Add or not str(self.part.dtype).startswith("float"):
+            return [counted("chunk", self.dtype, extent, lambda i: turn(i, None))]
+        parts = Parts(self.made, self.clear, self.flush)
+        extent = tvm.sym.Analyzer().simplify(extent)
+        loop, _ = parts.loop("chunk", extent, self.dtype, turn)
+        return [*parts.allocated, loop(None)]
+
+    def made(self) -> Any:
+        """Memory for so many vectors."""
+        return tirx.decl_buffer((self.count * self.lanes,), self.kept_as, "partial")
+
+    def clear(self, part: Any) -> Any:
+        return self.vectors(self.count, lambda k: tirx.BufferStore(part, self.identity, [k]))
+
+    def flush(self, part: Any, place: Any) -> Any:
+        place = self.part if place is None else place
+        return self.vectors(self.count, lambda k: self.plus(place, k, tirx.BufferLoad(part, [k])))
+
     def vectors(self, count: int, body: Any) -> Any:
         def one(u: Any) -> Any:
             return counted(
@@ -149,12 +174,15 @@ class _Partial:
 
         return counted("acc", self.dtype, count, one, tirx.ForKind.UNROLLED)
 
-    def add(self, k: Any, at: Any) -> Any:
-        value = Substitute({self.loop.loop_var: at}).expr(self.element)
-        return tirx.BufferStore(self.part, self.combine(self.load(k), value), [k])
+    def add(self, part: Any, k: Any, at: Any) -> Any:
+        return self.plus(part, k, Substitute({self.loop.loop_var: at}).expr(self.element))
+
+    def plus(self, part: Any, k: Any, value: Any) -> Any:
+        so_far = tirx.BufferLoad(part, [k])
+        return tirx.BufferStore(part, self.combine(so_far, value), [k])
 
     def join(self, k: Any, other: Any) -> Any:
-        return tirx.BufferStore(self.part, self.combine(self.load(k), self.load(other)), [k])
+        return self.plus(self.part, k, self.load(other))
 
     def fold(self, k: Any) -> Any:
         buffer, indices = self.store.buffer, list(self.store.indices)

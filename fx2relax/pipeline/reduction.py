@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..compat import const_int
 from .blocks import REDUCTION, SPATIAL, Axis, Block, contiguous
+from .cascade import CASCADE, TERMS
 from .loops import fuse, walked_as_one, worth
 from .tir import uses
 from .vector import REDUCE, VECTOR
 
 _STRIP = 64
+_WIDE = 1024  # sums that are added to side by side
 _VECTOR = 8  # turns below which a sum is no vector
 
 
@@ -91,7 +94,12 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
     turns = [loops[a.var] for a in reduce]
     if keep is not None:
         outer = [loops[a.var] for a in spatial if a is not keep]
-        sch.reorder(*outer, *turns, loops[keep.var])
+        along = loops[keep.var]
+        if math.prod(a.length or math.inf for a in reduce) > TERMS and _is_wide(sch, along):
+            chunk, along = sch.split(along, [None, _WIDE])
+            outer.append(chunk)
+        sch.reorder(*outer, *turns, along)
+        sch.annotate(turns[0], CASCADE, 1)
         init = sch.decompose_reduction(block.rv, turns[0])
         sch.annotate(sch.get_loops(init)[-1], VECTOR, 1)
         sch.annotate(sch.get_loops(block.rv)[-1], VECTOR, 1)
@@ -102,7 +110,14 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
     loop = fuse(sch, turns[len(turns) - flat :])
     first = turns[0] if flat < len(turns) else loop
     sch.annotate(loop, REDUCE, 1)
+    if flat < len(turns):
+        sch.annotate(first, CASCADE, 1)
     sch.decompose_reduction(block.rv, first)
+
+
+def _is_wide(sch: Any, loop: Any) -> bool:
+    extent = const_int(sch.get(loop).extent)
+    return not isinstance(extent, int) or extent > _WIDE
 
 
 def _flat_reduction(block: Block, reduce: list[Any]) -> int:

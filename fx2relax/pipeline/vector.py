@@ -13,7 +13,8 @@ import tvm
 from tvm import tirx
 
 from .bounded import bounded
-from .partial import reduce_loop
+from .cascade import CASCADE, cascaded
+from .partial import reduce_loop, running
 from .tiles import registers
 from .tir import Rewriter, Substitute, TensorLoad, counted, rebuild_for, uses
 from .transposes import TRANSPOSE, transposed
@@ -29,6 +30,8 @@ class Vectorize(Rewriter):
 
     def visit_For(self, node: Any) -> Any:
         """A marked loop, or what is inside any other."""
+        if CASCADE in node.annotations:
+            return self.stmt(cascaded(node, running, VECTOR))
         if VECTOR in node.annotations:
             return _vector_loop(_absorb_guard(node))
         if TRANSPOSE in node.annotations:
