@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -107,7 +108,8 @@ def _is_ours(tx: Any) -> bool:
 
 def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     def handler(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(tx):
+        # `torch.func` does not differentiate the operators that stand for these.
+        if not _is_ours(tx) or torch._C._are_functorch_transforms_active():
             return None
         return tx.inline_user_function_return(VariableTracker.build(tx, function), args, kwargs)
 
@@ -141,6 +143,18 @@ def _counted(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
     return self.call_function(tx, [args[0], count, *args[2:]], kwargs)
 
 
+def _not_transformed(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    """Break the graph at a recurrent layer that `torch.func` transforms: PyTorch has it wrong."""
+    if torch._C._are_functorch_transforms_active():
+        unimplemented(
+            gb_type="torch.func transforms a recurrent layer",
+            context=str(self.value),
+            explanation="fx2relax leaves torch.func transforms of LSTM, GRU and RNN to eager.",
+            hints=[],
+        )
+    return None
+
+
 def _method(handler: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, tx, *args, **kwargs: handler(self, tx, self, *args, **kwargs)
 
@@ -160,3 +174,5 @@ def install() -> None:
     handlers.setdefault(torch.tensor_split, _counted)
     handlers.setdefault(F.gaussian_nll_loss, _inlined(gaussian_nll_loss))
     handlers.setdefault(F.ctc_loss, _inlined(ctc_loss))
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        handlers.setdefault(getattr(torch, name), _not_transformed)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch._C import DispatchKey
 from torch._dynamo.convert_frame import compile_lock
 
@@ -67,7 +68,7 @@ def _enter(who: object) -> None:
             for key in _KEYS:
                 operator.py_kernels.pop(key, None)
                 if kernel is not None:
-                    operator.py_kernels[key] = kernel
+                    operator.py_kernels[key] = _unless_transformed(operator, kernel)
             operator._dispatch_cache.clear()
 
 
@@ -77,8 +78,31 @@ def _leave(who: object) -> None:
             return
         if len(_inside) == 1:
             for operator, kernels in _taken.items():
-                operator.py_kernels.clear()
-                operator.py_kernels.update(kernels)
-                operator._dispatch_cache.clear()
+                _put(operator, kernels)
             _taken.clear()
         _inside.discard(who)
+
+
+def _put(operator: Any, kernels: dict[Any, Any]) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
+
+
+def _unless_transformed(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel in whose place PyTorch's own is called while `torch.func` transforms.
+
+    `torch.func` does not differentiate operators of one's own.
+    """
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return kernel(*args, **kwargs)
+        ours = dict(operator.py_kernels)
+        _put(operator, _taken[operator])
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            _put(operator, ours)
+
+    return chosen

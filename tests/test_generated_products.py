@@ -364,3 +364,15 @@ def test_registers_of_a_target(target: dict[str, str], lanes: int) -> None:
         a, b = _normal(33, 20), _normal(20, 50)
         result = relax.VirtualMachine(executable, tvm.cpu())["main"](a, b)
         _close(result, a.double() @ b.double(), 20)
+
+
+@pytest.mark.parametrize("size", [(16, 64), (33, 100)])
+def test_of_a_matrix_by_itself(size):
+    def gram(x):
+        return (x @ x.T) / 3 + 1, torch.cov(x), torch.corrcoef(x)
+
+    options = {"library": "none", "never_slower": False, "on_unsupported": "raise"}
+    x = _normal(*size)
+    ours = torch.compile(gram, backend="relax", options=options)(x)
+    for result, exact in zip(ours, gram(x.double()), strict=True):
+        _close(result, exact, size[1])

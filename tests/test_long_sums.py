@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import fx2relax
-
 # An error that grows with the number of terms would be 1e-5 and more.
 CLOSE = 1.5e-6
 SUMS = {
@@ -33,14 +31,35 @@ SUMS = {
 @pytest.mark.parametrize("case", SUMS)
 def test_long_sums(case, dynamic):
     f, shape = SUMS[case]
-    options = {"never_slower": False, "library": "none"}
+    options = {"never_slower": False, "library": "none", "on_unsupported": "raise"}
     compiled = torch.compile(f, backend="relax", dynamic=dynamic, options=options)
     generator = torch.Generator().manual_seed(0)
     for x in (torch.full(shape, 0.1), torch.rand(shape, generator=generator)):
         exact = f(x.double())
         error = (compiled(x) - exact).abs().max() / exact.abs().max().clamp_min(1)
         assert error < CLOSE
-    assert fx2relax.stats()["nodes_fallback"] == 0
+
+
+PRODUCTS = {
+    "few rows": (torch.matmul, (8, 100_000), (100_000, 8)),
+    "few rows, turned": (torch.nn.functional.linear, (3, 60_000), (9, 60_000)),
+    "one row": (torch.matmul, (30_001,), (30_001, 40)),
+    "batches": (torch.matmul, (4, 5, 20_001), (4, 20_001, 6)),
+}
+
+
+@pytest.mark.parametrize("library", ["none", "torch"])
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_long_products(case, library):
+    f, *shapes = PRODUCTS[case]
+    options = {"never_slower": False, "library": library, "on_unsupported": "raise"}
+    compiled = torch.compile(f, backend="relax", options=options)
+    generator = torch.Generator().manual_seed(0)
+    equal = [torch.full(shape, 0.1) for shape in shapes]
+    for operands in (equal, [torch.rand(shape, generator=generator) for shape in shapes]):
+        exact = f(*(x.double() for x in operands))
+        error = (compiled(*operands) - exact).abs().max() / exact.abs().max()
+        assert error < 2 * CLOSE
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (31, 16), (33, 17), (65, 3), (1025, 1030)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir, tirx
 
 from fx2relax import objects, stages
 
@@ -47,6 +47,7 @@ from .turns import join_turns
 from .views import use_views
 from .weight_gradients import use_weight_gradients
 
+_Realize = s_tir.stmt.SBlockRealize
 _LIBRARY_CALLS = ("relax.call_dps_packed", "relax.call_pure_packed")
 
 
@@ -267,19 +268,34 @@ def _with_memory(lowered: Any) -> Any:
     """The module with the memory that each kernel writes to."""
     passes = relax.transform
     # Copies that become views are gone before anyone looks for masks in them.
-    views = [passes.RewriteDataflowReshape(), passes.DeadCodeElimination()]
-    empty = _holds_empty(lowered)
+    if not _holds_empty(lowered):
+        lowered = passes.DeadCodeElimination()(_with_reshapes(use_views(lowered)))
     mod = tvm.transform.Sequential(
-        [
-            *([] if empty else views),
-            passes.ToNonDataflow(),
-            passes.RemovePurityChecking(),
-            passes.CallTIRRewrite(),
-        ]
-    )(lowered if empty else use_views(lowered))
+        [passes.ToNonDataflow(), passes.RemovePurityChecking(), passes.CallTIRRewrite()]
+    )(lowered)
     mod[RELEASE] = relax.Function([], relax.ShapeExpr([]), relax.ShapeType([])).with_attr(
         "global_symbol", RELEASE
     )
+    return mod
+
+
+def _with_reshapes(mod: Any) -> Any:
+    """The module with kernels that only copy as reshapes.
+
+    TVM's pass fails on a kernel of one tensor that is not a block, as a product of a matrix by
+    itself in tiles: it is shown one that does nothing.
+    """
+    tiled = {
+        name: func
+        for name, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and not isinstance(func.body, _Realize)
+    }
+    mod = mod.clone()
+    for name, func in tiled.items():
+        mod[name] = tirx.PrimFunc(func.params, tirx.Evaluate(0), func.ret_type, func.attrs)
+    mod = relax.transform.RewriteDataflowReshape()(mod)
+    for name, func in tiled.items():
+        mod[name] = func
     return mod
 
 

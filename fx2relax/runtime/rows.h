@@ -2,10 +2,13 @@
 //
 // A library packs the weight first, or works on panels that so few rows cannot fill. Here the time
 // is that of reading the weight from memory. Sums are kept in several accumulators, in an order
-// that depends on the sizes alone.
+// that depends on the sizes alone, and long ones are sums of sums: their error stays small.
 #pragma once
 
 #include <torch/csrc/stable/c/shim.h>
+
+#include <algorithm>
+#include <memory>
 
 #include "calls.h"
 #include "tensors.h"
@@ -36,6 +39,9 @@ struct Job {
   int64_t m, k, n;
 };
 
+// What an accumulator adds up before it is added to another.
+constexpr int64_t kBlock = 64;
+
 // Rows `first`.. of x (M of them) times N rows of w from `column` on, `step` apart; w is (n, k).
 template <typename V, int M, int N>
 FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column, int64_t step) {
@@ -48,29 +54,48 @@ FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column, int64_t
   const int64_t apart = step * k;
   // What is read next: the following rows where these lie together, else further in each.
   const int64_t ahead = step == 1 ? N * k : 512;
-  V sums[kTurns][M][N];
+  constexpr int64_t kStep = kTurns * kLanes;
+  V totals[M][N];
   FX2RELAX_UNROLL
-  for (int t = 0; t < kTurns; ++t)
+  for (int m = 0; m < M; ++m)
     FX2RELAX_UNROLL
-    for (int m = 0; m < M; ++m)
-      FX2RELAX_UNROLL
-      for (int n = 0; n < N; ++n) sums[t][m][n] = V{};
+    for (int n = 0; n < N; ++n) totals[m][n] = V{};
   int64_t at = 0;
-  for (; at + kTurns * kLanes <= k; at += kTurns * kLanes) {
+  while (at + kStep <= k) {
+    V sums[kTurns][M][N];
     FX2RELAX_UNROLL
-    for (int t = 0; t < kTurns; ++t) {
-      V right[N];
+    for (int t = 0; t < kTurns; ++t)
+      FX2RELAX_UNROLL
+      for (int m = 0; m < M; ++m)
+        FX2RELAX_UNROLL
+        for (int n = 0; n < N; ++n) sums[t][m][n] = V{};
+    const int64_t stop = std::min(k, at + kBlock * kStep);
+    for (; at + kStep <= stop; at += kStep) {
+      FX2RELAX_UNROLL
+      for (int t = 0; t < kTurns; ++t) {
+        V right[N];
+        FX2RELAX_UNROLL
+        for (int n = 0; n < N; ++n) {
+          load(right[n], w + n * apart + at + t * kLanes);
+          if (t % 2 == 0) __builtin_prefetch(w + n * apart + ahead + at + t * kLanes, 0, 2);
+        }
+        FX2RELAX_UNROLL
+        for (int m = 0; m < M; ++m) {
+          V left;
+          load(left, x + m * k + at + t * kLanes);
+          FX2RELAX_UNROLL
+          for (int n = 0; n < N; ++n) sums[t][m][n] += left * right[n];
+        }
+      }
+    }
+    FX2RELAX_UNROLL
+    for (int m = 0; m < M; ++m) {
       FX2RELAX_UNROLL
       for (int n = 0; n < N; ++n) {
-        load(right[n], w + n * apart + at + t * kLanes);
-        if (t % 2 == 0) __builtin_prefetch(w + n * apart + ahead + at + t * kLanes, 0, 2);
-      }
-      FX2RELAX_UNROLL
-      for (int m = 0; m < M; ++m) {
-        V left;
-        load(left, x + m * k + at + t * kLanes);
+        V lanes = sums[0][m][n];
         FX2RELAX_UNROLL
-        for (int n = 0; n < N; ++n) sums[t][m][n] += left * right[n];
+        for (int t = 1; t < kTurns; ++t) lanes += sums[t][m][n];
+        totals[m][n] += lanes;
       }
     }
   }
@@ -78,12 +103,9 @@ FX2RELAX_INLINE void dots(const Job& job, int64_t first, int64_t column, int64_t
   for (int m = 0; m < M; ++m) {
     FX2RELAX_UNROLL
     for (int n = 0; n < N; ++n) {
-      V lanes = sums[0][m][n];
-      FX2RELAX_UNROLL
-      for (int t = 1; t < kTurns; ++t) lanes += sums[t][m][n];
       float sum = 0;
       FX2RELAX_UNROLL
-      for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+      for (int i = 0; i < kLanes; ++i) sum += totals[m][n][i];
       for (int64_t rest = at; rest < k; ++rest) sum += x[m * k + rest] * w[n * apart + rest];
       if (job.bias != nullptr) sum += job.bias[column + n * step];
       job.out[(first + m) * job.n + column + n * step] = sum;
@@ -176,17 +198,39 @@ FX2RELAX_INLINE void add_to_all(const Job& job, int64_t at, int64_t begin, int64
   }
 }
 
+// Rows of w from `at` to `stop`.
+template <typename V>
+FX2RELAX_INLINE void add_rows(const Job& job, int64_t at, int64_t stop, int64_t begin,
+                              int64_t end) {
+  for (; at + 8 <= stop; at += 8) add_to_all<V, 8>(job, at, begin, end);
+  for (; at < stop; ++at) add_to_all<V, 1>(job, at, begin, end);
+}
+
 template <typename V>
 FX2RELAX_INLINE void straight(const Job& job, int64_t begin, int64_t end) {
+  constexpr int64_t kRows = 8 * kBlock;
   for (int64_t m = 0; m < job.m; ++m) {
     float* out = job.out + m * job.n;
     for (int64_t column = begin; column < end; ++column) {
       out[column] = job.bias == nullptr ? 0 : job.bias[column];
     }
   }
-  int64_t at = 0;
-  for (; at + 8 <= job.k; at += 8) add_to_all<V, 8>(job, at, begin, end);
-  for (; at < job.k; ++at) add_to_all<V, 1>(job, at, begin, end);
+  // The rest of a short sum is not worth a block.
+  if (job.k < 2 * kRows) return add_rows<V>(job, 0, job.k, begin, end);
+  const std::unique_ptr<float[]> memory(new float[job.m * job.n]);
+  Job block = job;
+  block.out = memory.get();
+  for (int64_t at = 0; at < job.k; at += kRows) {
+    for (int64_t m = 0; m < job.m; ++m) {
+      std::fill(block.out + m * job.n + begin, block.out + m * job.n + end, 0.0f);
+    }
+    add_rows<V>(block, at, std::min(job.k, at + kRows), begin, end);
+    for (int64_t m = 0; m < job.m; ++m) {
+      for (int64_t column = begin; column < end; ++column) {
+        job.out[m * job.n + column] += block.out[m * job.n + column];
+      }
+    }
+  }
 }
 
 // What PyTorch found this machine to have is passed as one of these macros.
