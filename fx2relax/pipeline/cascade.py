@@ -8,6 +8,7 @@ by side.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -22,7 +23,7 @@ TERMS = 32  # of a sum that is left as it is
 _LARGER, _LEVELS = 64, 2
 _LANES = 16  # of a vector, which are added up one by one in the end
 
-#: The statement that adds something to a place; None stands for the result.
+#: The statement that adds something to a `Place`.
 Adding = Callable[[Any], Any]
 #: The same for one turn of a loop.
 Turn = Callable[[Any, Any], Any]
@@ -96,7 +97,19 @@ class Parts:
         return block, simplify(tirx.floordiv(extent + tirx.const(size - 1, dtype), width))
 
 
-class _Leaf:
+@dataclass
+class Row:
+    """A part of a buffer."""
+
+    buffer: Any
+    first: Any
+
+
+#: Where something is added to: to a buffer, or a row of one; None stands for the result.
+Place = Any
+
+
+class Leaf:
     """What is inside all loops over terms: adds to one place, or to those along a vector.
 
     Args:
@@ -121,13 +134,10 @@ class _Leaf:
         length = const_int(self.loop.extent)
         return length if isinstance(length, int) and length < 2 * _LANES else _LANES
 
-    def is_sum(self, varying: list[Any]) -> bool:
-        """Whether it is a sum over these variables, and nothing else depends on them."""
+    def is_apart(self, varying: list[Any]) -> bool:
+        """Whether the place it adds to does not depend on these variables."""
         store = self.store
-        if not isinstance(store, tirx.BufferStore) or str(store.buffer.dtype) not in (
-            "float32",
-            "float64",
-        ):
+        if not isinstance(store, tirx.BufferStore):
             return False
         if self.loop is not None and not self.vector:
             varying = [*varying, self.loop.loop_var]
@@ -141,28 +151,32 @@ class _Leaf:
         length = self.loop.extent if self.vector else tirx.const(1, "int32")
         return tirx.decl_buffer((length,), str(self.store.buffer.dtype), "part")
 
-    def clear(self, part: Any) -> Any:
+    def clear(self, part: Place) -> Any:
         """The statement by which that is 0."""
-        zero = tirx.const(0, str(part.dtype))
-        return self._along(lambda: tirx.BufferStore(part, zero, self._at(part)))
+        buffer, at = self._at(part)
+        zero = tirx.const(0, str(buffer.dtype))
+        return self._along(lambda: tirx.BufferStore(buffer, zero, at))
 
-    def flush(self, part: Any, place: Any) -> Any:
+    def flush(self, part: Place, place: Place) -> Any:
         """The statement that adds it to another place."""
-        value = tirx.BufferLoad(part, self._at(part))
+        value = tirx.BufferLoad(*self._at(part))
         return self._along(lambda: self._guarded(self._plus(place, value)))
 
-    def adding(self, place: Any) -> Any:
+    def adding(self, place: Place) -> Any:
         """What it does, with another place."""
         body = self._guarded(self._plus(place, self.store.value.b))
         return body if self.loop is None else self._with_own_variable(body)
 
-    def _at(self, place: Any) -> list[Any]:
+    def _at(self, place: Place) -> tuple[Any, list[Any]]:
         if place is None:
-            return list(self.store.indices)
-        return [self.loop.loop_var if self.vector else tirx.const(0, "int32")]
+            return self.store.buffer, list(self.store.indices)
+        own: Any = self.loop.loop_var if self.vector else tirx.const(0, "int32")
+        if isinstance(place, Row):
+            return place.buffer, [place.first + own if self.vector else place.first]
+        return place, [own]
 
-    def _plus(self, place: Any, value: Any) -> Any:
-        buffer, at = self.store.buffer if place is None else place, self._at(place)
+    def _plus(self, place: Place, value: Any) -> Any:
+        buffer, at = self._at(place)
         return tirx.BufferStore(buffer, tirx.BufferLoad(buffer, at) + value, at)
 
     def _guarded(self, store: Any) -> Any:
@@ -178,6 +192,28 @@ class _Leaf:
         return tirx.For(var, old.min, old.extent, old.kind, body, None, old.annotations)
 
 
+def sum_of(
+    loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along: str
+) -> tuple[list[Any], Leaf] | None:
+    """A nest of loops over terms and what is inside; None where it is no sum.
+
+    Args:
+        loop: see `cascaded`, as for the others.
+        running: the same.
+        along: the same.
+    """
+    loops, inside = [loop], loop.body
+    while isinstance(inside, tirx.For) and not inside.annotations:
+        loops.append(inside)
+        inside = inside.body
+    leaf = Leaf(inside, along)
+    zeros = all(isinstance(each.min, tirx.IntImm) and int(each.min) == 0 for each in loops)
+    if not zeros or not leaf.is_apart([each.loop_var for each in loops]):
+        return None
+    found = running(leaf.store)
+    return (loops, leaf) if found is not None and found[0] is tirx.Add else None
+
+
 def cascaded(loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along: str) -> Any:
     """A nest of loops over terms, as it is where it is not a long sum.
 
@@ -187,17 +223,10 @@ def cascaded(loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along:
         along: the mark of a loop along a vector.
     """
     plain = rebuild_for(loop, loop.extent, loop.body, marked=False)
-    loops, inside = [loop], loop.body
-    while isinstance(inside, tirx.For) and not inside.annotations:
-        loops.append(inside)
-        inside = inside.body
-    leaf = _Leaf(inside, along)
-    zeros = all(isinstance(each.min, tirx.IntImm) and int(each.min) == 0 for each in loops)
-    if not zeros or not leaf.is_sum([each.loop_var for each in loops]):
+    found = sum_of(loop, running, along)
+    if found is None or not str(found[1].store.buffer.dtype).startswith("float"):
         return plain
-    found = running(leaf.store)
-    if found is None or found[0] is not tirx.Add:
-        return plain
+    loops, leaf = found
     parts = Parts(leaf.part, leaf.clear, leaf.flush)
     adding: Adding = leaf.adding
     terms = leaf.terms

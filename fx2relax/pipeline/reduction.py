@@ -9,6 +9,7 @@ from ..compat import const_int
 from .blocks import REDUCTION, SPATIAL, Axis, Block, contiguous
 from .cascade import CASCADE, TERMS
 from .loops import fuse, walked_as_one, worth
+from .shared_sums import SHARE
 from .tir import uses
 from .vector import REDUCE, VECTOR
 
@@ -18,23 +19,26 @@ _VECTOR = 8  # turns below which a sum is no vector
 
 
 def reduction(sch: Any, block: Block, loops: dict[Any, Any], threads: int) -> None:
-    """Share what is summed apart between the threads; vectorise along it or along the sum."""
+    """Share what is summed apart between the threads, or else the sum; vectorise along either."""
     spatial = [a for a in block.axes if a.kind == SPATIAL]
     shared = [loops[a.var] for a in spatial]
     keep = vector_axis(block, spatial)
     free = dict(loops)
+    apart = math.prod(a.length or math.inf for a in spatial if a is not keep)
     if keep is not None:
         shared = [loops[a.var] for a in spatial if a is not keep]
-        rows = math.prod(a.length or math.inf for a in spatial if a is not keep)
-        if rows < 4 * threads and worth(block.work, threads):
+        if apart < 4 * threads and worth(block.work, threads):
             chunk, free[keep.var] = sch.split(loops[keep.var], [None, _STRIP])
             shared.append(chunk)
+            apart *= (keep.length or math.inf) / _STRIP
+    parts = worth(block.work, threads) and apart <= threads / 2
     reduce = [free[a.var] for a in block.axes if a.kind == REDUCTION]
     kept = [] if keep is None else [free[keep.var]]
     sch.reorder(*shared, *reduce, *kept)
-    if shared and worth(block.work, threads):
+    if shared and not parts and worth(block.work, threads):
         sch.parallel(fuse(sch, shared))
-    inner(sch, block, {a.var: free[a.var] for a in block.axes if a.kind == REDUCTION or a is keep})
+    inside = {a.var: free[a.var] for a in block.axes if a.kind == REDUCTION or a is keep}
+    inner(sch, block, inside, parts)
 
 
 def summed(block: Block) -> list[Any]:
@@ -72,13 +76,14 @@ def vector_axis(block: Block, spatial: list[Axis]) -> Axis | None:
     return axis if across(block, axis) or _strided(block) else None
 
 
-def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
+def inner(sch: Any, block: Block, loops: dict[Any, Any], parts: bool = False) -> None:
     """Order and mark the loops that one thread runs for a block.
 
     Args:
         sch: the schedule.
         block: the step.
         loops: those of its axes that have more than one turn here.
+        parts: whether the threads share a sum.
     """
     assert block.store is not None
     axes = [a for a in block.axes if a.var in loops]
@@ -100,6 +105,8 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
             outer.append(chunk)
         sch.reorder(*outer, *turns, along)
         sch.annotate(turns[0], CASCADE, 1)
+        if parts:
+            sch.annotate(turns[0], SHARE, 1)
         init = sch.decompose_reduction(block.rv, turns[0])
         sch.annotate(sch.get_loops(init)[-1], VECTOR, 1)
         sch.annotate(sch.get_loops(block.rv)[-1], VECTOR, 1)
@@ -112,6 +119,8 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any]) -> None:
     sch.annotate(loop, REDUCE, 1)
     if flat < len(turns):
         sch.annotate(first, CASCADE, 1)
+    if parts:
+        sch.annotate(first, SHARE, 1)
     sch.decompose_reduction(block.rv, first)
 
 

@@ -317,7 +317,11 @@ def _suits(func: Any) -> tuple[bool, bool]:
     if getattr(getattr(func.body, "block", None), "name_hint", "") != "root":
         return False, False  # written by hand
     sch = s_tir.Schedule(tvm.IRModule({"main": func}), error_render_level="none")
-    blocks = [Block(sch, rv) for rv in sch.get_child_blocks(sch.get_sblock("root"))]
+    try:
+        root = sch.get_sblock("root")
+    except s_tir.schedule.ScheduleError:
+        return False, False  # there is another of this name inside
+    blocks = [Block(sch, rv) for rv in sch.get_child_blocks(root)]
     fits = bool(blocks) and all(block.regular and _is_straight(block) for block in blocks)
     return fits, fits and any(block.reduces for block in blocks)
 
