@@ -203,16 +203,12 @@ def test_measured_times_add_up() -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)]).eval()
     report = fx2relax.explain(model, torch.randn(256, 512))
     assert report.data.call is None
+    assert report.measure(0.5) is report
     data = report.data
-    for _ in range(3):  # what else runs on the machine may come between the kernels
-        assert report.measure(0.5) is report
-        assert data.call is not None
-        inside = sum(kernel.seconds or 0.0 for kernel in data.kernels)
-        if inside > 0.5 * data.call:
-            break
     assert data.call is not None
     assert data.outside is not None
     assert [k for k in data.kernels if not k.seconds] == []
+    inside = sum(kernel.seconds or 0.0 for kernel in data.kernels)
     assert 0.5 * data.call < inside <= data.call * (1 + 1e-9)
     lines = sum(spent for _, spent, _ in data.by_line())
     layers = sum(spent for _, spent, _ in data.by_layer())

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .tir import NotHandled, Rewriter, TensorLoad, is_guard, uses
+from .tir import NotHandled, Rewriter, TensorLoad, is_guard, length_of, uses
 
 SPATIAL, REDUCTION = 0, 2
 _COSTLY = {
@@ -39,7 +39,7 @@ class Axis:
     @property
     def length(self) -> int | None:
         """The extent where it is known at compile time."""
-        return int(self.extent.value) if isinstance(self.extent, tirx.IntImm) else None
+        return length_of(self.extent)
 
 
 class _Summary(Rewriter):

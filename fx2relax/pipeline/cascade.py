@@ -14,8 +14,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ..compat import const_int
-from .tir import Substitute, counted, rebuild_for, uses
+from .tir import Substitute, counted, length_of, rebuild_for, uses
 
 CASCADE = "fx2relax.cascade"
 TERMS = 32  # of a sum that is left as it is
@@ -65,7 +64,7 @@ class Parts:
         Returns:
             the loop, and how much it adds.
         """
-        length = int(extent.value) if isinstance(extent, tirx.IntImm) else None
+        length = length_of(extent)
         levels = 0
         while levels < _LEVELS if length is None else length * terms > TERMS:
             levels += 1
@@ -131,8 +130,8 @@ class Leaf:
         """How many numbers it adds to a place, one after the other."""
         if self.loop is None or self.vector:
             return 1
-        length = const_int(self.loop.extent)
-        return length if isinstance(length, int) and length < 2 * _LANES else _LANES
+        length = length_of(self.loop.extent)
+        return length if length is not None and length < 2 * _LANES else _LANES
 
     def is_apart(self, varying: list[Any]) -> bool:
         """Whether the place it adds to does not depend on these variables."""

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir.prim import expr_deep_equal
 
 from .cascade import Parts
-from .tir import Call, Substitute, TensorLoad, counted, rebuild_for, uses
+from .tir import Call, Substitute, TensorLoad, counted, length_of, rebuild_for, uses
 
 _ACCUMULATORS = 4
 _REDUCERS: dict[Any, Any] = {
@@ -71,7 +71,7 @@ def reduce_loop(loop: Any, lanes: int) -> Any:
     found = running(store) if isinstance(store, tirx.BufferStore) else None
     if found is None or any(uses(i, var) for i in store.indices):
         return plain
-    length = int(loop.extent.value) if isinstance(loop.extent, tirx.IntImm) else None
+    length = length_of(loop.extent)
     if lanes < 2 or (length is not None and length < 2 * lanes):
         return plain
     return tirx.SeqStmt(_Partial(loop, *found, lanes, length).stmts())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..compat import const_int
 from .blocks import REDUCTION, SPATIAL, Axis, Block, contiguous
 from .cascade import CASCADE, TERMS
 from .loops import fuse, walked_as_one, worth
 from .shared_sums import SHARE
-from .tir import uses
+from .tir import length_of, uses
 from .vector import REDUCE, VECTOR
 
 _STRIP = 64
@@ -125,8 +124,8 @@ def inner(sch: Any, block: Block, loops: dict[Any, Any], parts: bool = False) ->
 
 
 def _is_wide(sch: Any, loop: Any) -> bool:
-    extent = const_int(sch.get(loop).extent)
-    return not isinstance(extent, int) or extent > _WIDE
+    length = length_of(sch.get(loop).extent)
+    return length is None or length > _WIDE
 
 
 def _flat_reduction(block: Block, reduce: list[Any]) -> int:

@@ -242,6 +242,11 @@ def rebuild_for(
     )
 
 
+def length_of(extent: Any) -> int | None:
+    """A loop's turns where they are known at compile time."""
+    return int(extent.value) if isinstance(extent, tirx.IntImm) else None
+
+
 def counted(
     name: str, dtype: Any, extent: Any, body: Callable[[Any], Any], kind: Any = tirx.ForKind.SERIAL
 ) -> Any:

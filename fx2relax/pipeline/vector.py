@@ -17,7 +17,7 @@ from .cascade import CASCADE, cascaded
 from .partial import reduce_loop, running
 from .shared_sums import SHARE, shared
 from .tiles import registers
-from .tir import Rewriter, Substitute, TensorLoad, counted, rebuild_for, uses
+from .tir import Rewriter, Substitute, TensorLoad, counted, length_of, rebuild_for, uses
 from .transposes import TRANSPOSE, transposed
 
 VECTOR = "fx2relax.vector"
@@ -107,17 +107,13 @@ def _lanes(body: Any, var: Any) -> int:
     return max(_BYTES // max(widest.bytes, 4), 1)
 
 
-def _length(extent: Any) -> int | None:
-    return int(extent.value) if isinstance(extent, tirx.IntImm) else None
-
-
 def _at(body: Any, var: Any, value: Any) -> Any:
     return Substitute({var: value}).stmt(body)
 
 
 def _vector_loop(loop: Any) -> Any:
     lanes = _lanes(loop.body, loop.loop_var)
-    length = _length(loop.extent)
+    length = length_of(loop.extent)
     var, dtype = loop.loop_var, loop.loop_var.ty.dtype
     if lanes < 2 or (length is not None and length < lanes):
         return rebuild_for(loop, loop.extent, loop.body, marked=False)
