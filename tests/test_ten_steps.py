@@ -69,37 +69,41 @@ SUPERVISED: dict[str, tuple[Callable[..., Tensor], float, dict[str, Any]]] = {
 }
 
 
+Trained = tuple[list[float], nn.Module]
+
+
 def assert_same_training(
-    got: tuple[list[float], nn.Module],
-    eager: tuple[list[float], nn.Module],
-    exact: Callable[[], tuple[list[float], nn.Module]] | None = None,
+    got: Trained,
+    eager: Trained,
+    exact: Callable[[], Trained] | None = None,
+    nearby: Callable[[], list[Trained]] | None = None,
 ) -> None:
     """Losses within 1e-4 relative, weights within 1e-3, no torch call but random operators.
 
     Where a ReLU near zero is turned on or off by a rounding error, losses may be further apart: a
-    float64 run then says whose are right, and ours may be 4 times as far from it as eager's.
+    float64 run then says whose are right, and ours may be twice as far from it as eager's, from
+    the same weights or from those a rounding error away (`nearby`).
     """
     assert set(fx2relax.stats()["fallback_ops"]) <= RANDOM
     assert abs(eager[0][-1] - eager[0][0]) > 1e-3, "steps that do nothing compare nothing"
     near = pytest.approx(eager[0], rel=1e-4, abs=0)
-    factor = 1.0
-    if exact is not None and got[0] != near:
-        truth, factor = exact(), 4.0
-        assert _apart(got[0], truth[0]) <= factor * _apart(eager[0], truth[0])
+    truth, eagers = eager, []
+    if exact is not None and nearby is not None and got[0] != near:
+        truth, eagers = exact(), [eager, *nearby()]
+        own = max(_apart(run[0], truth[0]) for run in eagers)
+        assert _apart(got[0], truth[0]) <= 2 * own
     else:
-        truth = eager
         assert got[0] == near
-    for (key, ours), theirs, true in zip(
-        got[1].state_dict().items(),
-        eager[1].state_dict().values(),
-        truth[1].state_dict().values(),
-        strict=True,
-    ):
+    for key, true in truth[1].state_dict().items():
+
+        def distance(run: Trained, key: str = key, true: Tensor = true) -> float:
+            return torch.linalg.vector_norm(
+                run[1].state_dict()[key].double() - true.double()
+            ).item()
+
         # Not element by element: a ReLU near zero moves a single channel.
-        allowed = 1e-3 * torch.linalg.vector_norm(true.double())
-        own = torch.linalg.vector_norm(theirs.double() - true.double())
-        distance = torch.linalg.vector_norm(ours.double() - true.double())
-        assert distance <= max(allowed, factor * own), key
+        allowed = 1e-3 * torch.linalg.vector_norm(true.double()).item()
+        assert distance(got) <= max([allowed, *(2 * distance(run) for run in eagers)]), key
 
 
 def _apart(losses: list[float], truth: list[float]) -> float:
@@ -118,7 +122,7 @@ def test_supervised(name: str) -> None:
 
     def train(
         model: nn.Module, wrap: Callable[[Any], Any], args: tuple[Any, ...] = args
-    ) -> tuple[list[float], nn.Module]:
+    ) -> Trained:
         optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         fn = wrap(lambda: loss(model(*args, **kwargs), *args))
         losses = []
@@ -130,13 +134,25 @@ def test_supervised(name: str) -> None:
             losses.append(value.item())
         return losses, model
 
-    ours, double = copy.deepcopy(model), copy.deepcopy(model).double()
+    ours, start = copy.deepcopy(model), copy.deepcopy(model)
+    double = copy.deepcopy(model).double()
 
-    def exact() -> tuple[list[float], nn.Module]:
+    def exact() -> Trained:
         wide = tuple(x.double() if x.is_floating_point() else x for x in args)
         return train(double, lambda fn: fn, wide)
 
-    assert_same_training(train(ours, compiled), train(model, lambda fn: fn), exact)
+    def nearby() -> list[Trained]:
+        """Eager's training from weights whose last bit is another: eight draws."""
+        runs = []
+        for seed in range(8):
+            other, bits = copy.deepcopy(start), torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for weight in other.parameters():
+                    weight *= 1 + 2**-24 * torch.randn(weight.shape, generator=bits)
+            runs.append(train(other, lambda fn: fn))
+        return runs
+
+    assert_same_training(train(ours, compiled), train(model, lambda fn: fn), exact, nearby)
 
 
 def test_variational_autoencoder() -> None:
@@ -144,7 +160,7 @@ def test_variational_autoencoder() -> None:
         torch.manual_seed(11)
         model, images = VAE(), torch.rand(8, 3, 32, 32)
 
-    def train(model: VAE, wrap: Callable[[Any], Any]) -> tuple[list[float], nn.Module]:
+    def train(model: VAE, wrap: Callable[[Any], Any]) -> Trained:
         optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
         fn, losses = wrap(model.loss), []
         with torch.random.fork_rng():
@@ -172,7 +188,7 @@ def test_generator_and_discriminator() -> None:
         real = torch.randn(8, 3, 16, 16).tanh()
         noise = torch.randn(STEPS, 2, 8, 16)
 
-    def train(pair: nn.ModuleList, wrap: Callable[[Any], Any]) -> tuple[list[float], nn.Module]:
+    def train(pair: nn.ModuleList, wrap: Callable[[Any], Any]) -> Trained:
         optimisers = [torch.optim.Adam(m.parameters(), lr=2e-4, betas=(0.5, 0.999)) for m in pair]
         generate, judge = (wrap(module) for module in pair)
         losses = []
