@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo.callback import on_compile_end, on_compile_start
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
@@ -44,7 +45,7 @@ from fx2relax import covariance as covariance  # puts its kernel in the place of
 from fx2relax.alternatives import HEAVY, Alternatives, Call, Heavy
 from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.clocks import Clock
-from fx2relax.collecting import set_aside
+from fx2relax.collecting import begin_tracing, end_tracing, set_aside
 from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
 from fx2relax.graph_inputs import metadata_of_trace, plain_specs, written_inputs
 from fx2relax.imported import Imported
@@ -67,6 +68,8 @@ log = logging.getLogger("fx2relax")
 torch._dynamo.config.allow_rnn = True
 traced.install()
 logs.install()
+on_compile_start(begin_tracing)  # until `torch._dynamo.reset()`, which forgets them
+on_compile_end(end_tracing)
 
 
 def relax(
@@ -91,7 +94,7 @@ def relax(
     settings = Options.make(options, mode), weight_names(graph_module)
     if ahead.is_asked_for():
         return ahead.AheadOfTime(_compiled, graph_module, example_inputs, settings)
-    with set_aside():
+    with set_aside():  # as it is already, but after a reset of Dynamo
         return _compiled(graph_module, example_inputs, settings)
 
 

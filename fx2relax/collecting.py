@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -36,3 +37,18 @@ def paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+_tracing = contextlib.ExitStack()
+
+
+def begin_tracing(arguments: Any) -> None:
+    """What Dynamo is to call when it begins to trace, `end_tracing` when nothing is traced.
+
+    A tenth of the time until it hands a graph over went into collections.
+    """
+    _tracing.enter_context(set_aside())
+
+
+def end_tracing(arguments: Any) -> None:
+    _tracing.close()

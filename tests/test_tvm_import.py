@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import run
 
 import fx2relax
 from fx2relax.collecting import paused, set_aside
@@ -85,3 +86,27 @@ def test_collections_are_set_aside_and_come_back() -> None:
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+_TRACED = """
+    import gc, torch, fx2relax.backend
+    seen = []
+    def works(graph, inputs):
+        seen.append(gc.get_freeze_count() > 0)
+        return graph.forward
+    def fails(graph, inputs):
+        seen.append(gc.get_freeze_count() > 0)
+        raise ValueError
+    torch.compile(lambda x: x + 1, backend=works)(torch.ones(3))
+    seen.append(gc.get_freeze_count())
+    try:
+        torch.compile(lambda x: x * 2, backend=fails)(torch.ones(3))
+    except Exception as error:
+        seen.append("ValueError" in str(error))
+    print(*seen, gc.get_freeze_count())
+"""
+
+
+def test_nor_does_a_collection_look_at_them_while_dynamo_traces(tmp_path: Path) -> None:
+    """Until it hands a graph over, and whether or not that can be compiled."""
+    assert run(_TRACED, tmp_path) == "True 0 True True 0"
