@@ -13,8 +13,10 @@ from .contraction import Rounded
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
+from .polynomials import SCALES
 from .ramps import Ramps
 from .simplify import flatten, on_indices
+from .target import has_features
 from .tir import NotHandled, Rewriter, kernel_pass
 from .unaligned import unaligned
 from .vector import Vectorize
@@ -32,7 +34,11 @@ def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
     body = WidenBFloat16().stmt(Doubles().stmt(func.body))
     body = Rounded().stmt(Vectorize().stmt(body))
-    return ChainLets().stmt(VectorMath().stmt(body))
+    scales = SCALES.set(has_features(func.attrs["target"], "avx512f"))
+    try:
+        return ChainLets().stmt(VectorMath().stmt(body))
+    finally:
+        SCALES.reset(scales)
 
 
 def _alone(transform: Any, func: Any) -> Any:

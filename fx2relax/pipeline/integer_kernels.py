@@ -20,6 +20,7 @@ from fx2relax.elements import Elements
 
 from .loops import worth
 from .nests import INDEX, number
+from .target import has_features
 
 BYTES = 4
 # Rows of tiles that one task computes: a panel of the weight is read once for all of them.
@@ -53,16 +54,10 @@ class Unit:
 
 def unit_of(target: Any) -> Unit | None:
     """The target's instruction for integer products; None where it has none."""
-    export = target.export()
     threads = int(target.attrs.get("num-cores", 0)) or 1
-    if str(export.get("mtriple", "")).startswith(("aarch64", "arm64")):
-        return None
-    cpu = str(export.get("mcpu", ""))
-    plain = tvm.target.Target({"kind": "llvm", **({"mcpu": cpu} if cpu else {})})
-    has = tvm.target.codegen.target_has_features
-    if has("avx512vnni", plain) and has("avx512bw", plain):
+    if has_features(target, "avx512vnni", "avx512bw"):
         return Unit(16, 12, threads)
-    return Unit(8, 6, threads) if has("avxvnni", plain) else None
+    return Unit(8, 6, threads) if has_features(target, "avxvnni") else None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from tvm import tirx
@@ -18,6 +19,10 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 # Adding this rounds a float32 below 2**22 to a whole number and leaves it in the low bits.
 _ROUND = 12582912.0
 _ROUND_BITS = 0x4B400000
+
+
+#: Whether vectors are multiplied by powers of two in one instruction, as AVX-512 does.
+SCALES: ContextVar[bool] = ContextVar("SCALES", default=False)
 
 
 def f32(value: float) -> Any:
@@ -53,6 +58,16 @@ def clamped(x: Any, least: float, most: float) -> Any:
     """`x` within two bounds; NaN passes both, as comparisons with it are false."""
     top = tirx.Select(x > f32(most), f32(most), x)
     return bind(top, lambda b: tirx.Select(b < f32(least), f32(least), b))
+
+
+def unless(nothing: Any, x: Any, power: Callable[[Any], Any]) -> Any:
+    """`power(x)`, or 0 where that is below all floats.
+
+    Code that lets it underflow takes five to fifty times as long as where nothing does.
+    """
+    zero = tirx.const(0.0, x.ty.dtype)
+    inside = tirx.Select(nothing, zero, x)
+    return bind(power(inside), lambda y: tirx.Select(nothing, zero, y))
 
 
 #: Integers as wide as floats.
@@ -108,18 +123,24 @@ def _less_one(r: Any) -> Any:
 
 def _scaled(p: Any, m: Any) -> Any:
     """``p * 2**m`` in two steps: 2**m alone leaves the range of float32 at both ends."""
+    if SCALES.get():
+        return tirx.call_llvm_pure_intrin(F32, "llvm.ldexp", p, m)
     return bind(m >> i32(1), lambda h: p * _pow2(h) * _pow2(m - h))
 
 
 def exp(x: Any) -> Any:
     """e**x; NaN stays, overflow is inf, underflow passes through the denormals."""
-    return bind(
-        x,
-        lambda v: _by_ln2(
-            clamped(v, -104.0, 89.0), lambda m, r: _scaled(_less_one(r) + f32(1.0), m)
-        ),
-        "x",
-    )
+
+    def of(v: Any) -> Any:
+        top = tirx.Select(v > f32(89.0), f32(89.0), v)
+        return unless(v < f32(-104.0), top, _power)
+
+    return bind(x, of, "x")
+
+
+def _power(x: Any) -> Any:
+    """e**x from -104 to 89."""
+    return _by_ln2(x, lambda m, r: _scaled(_less_one(r) + f32(1.0), m))
 
 
 def _exp_down(x: Any) -> Any:
@@ -129,16 +150,20 @@ def _exp_down(x: Any) -> Any:
 
 def exp2(x: Any) -> Any:
     """2**x; as `exp`."""
-    return bind(
-        x,
-        lambda v: _whole_and_rest(
-            clamped(v, -151.0, 129.0),
+
+    def power(x: Any) -> Any:
+        return _whole_and_rest(
+            x,
             1.0,
             lambda v, n: (v - n) * f32(math.log(2.0)),
             lambda m, r: _scaled(_less_one(r) + f32(1.0), m),
-        ),
-        "x",
-    )
+        )
+
+    def of(v: Any) -> Any:
+        top = tirx.Select(v > f32(129.0), f32(129.0), v)
+        return unless(v < f32(-151.0), top, power)
+
+    return bind(x, of, "x")
 
 
 def expm1(x: Any) -> Any:
@@ -173,18 +198,31 @@ _EXP = (
 )
 
 
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e**-x), exact in both tails."""
-    return bind(
-        x,
-        lambda v: bind(
-            _by_ln2(
-                bind(tirx.abs(v), lambda a: tirx.Select(a > f32(104.0), f32(-104.0), -a)),
-                lambda m, r: _scaled(_less_one(r) + f32(1.0), m),
-            ),
+#: From here on e**x is no float32, and eager's sigmoid of -x is 0.
+_OVERFLOW = 88.72284
+
+
+def sigmoid(x: Any, least: float = -104.0) -> Any:
+    """1 / (1 + e**-x), exact in both tails; 0 below `least`, of which e**x is next to 0."""
+
+    def of(v: Any, a: Any) -> Any:
+        # From the first bound on, 1 plus e**-x is 1.
+        far = a > tirx.Select(v > f32(0.0), f32(87.0), f32(-least))
+        return bind(
+            unless(far, f32(0.0) - a, _power),
             lambda e: tirx.Select(v > f32(0.0), f32(1.0), e) / (f32(1.0) + e),
-        ),
-    )
+        )
+
+    return bind(x, lambda v: bind(tirx.abs(v), lambda a: of(v, a)), "x")
+
+
+def gate(x: Any) -> Any:
+    """The sigmoid as a factor: 0 from where eager's is.
+
+    Otherwise its products are denormals, and a convolution that reads some of them takes several
+    times as long.
+    """
+    return sigmoid(x, -_OVERFLOW)
 
 
 _TANH = (

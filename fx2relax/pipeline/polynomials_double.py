@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .polynomials import bind, copysign
+from .polynomials import bind, copysign, unless
 
 F64, I64 = "float64", "int64"
 # ln 2 in two parts, of which the first has zeros for its product with a whole number.
@@ -100,11 +100,17 @@ def _scaled(p: Any, m: Any) -> Any:
 
 def exp(x: Any) -> Any:
     """e**x; NaN stays, overflow is inf, underflow passes through the denormals."""
-    return bind(
-        x,
-        lambda v: _by_ln2(clamped(v, -746.0, 710.0), lambda m, r: _scaled(_grown(r), m)),
-        "x",
-    )
+
+    def of(v: Any) -> Any:
+        top = tirx.Select(v > f64(710.0), f64(710.0), v)
+        return unless(v < f64(-746.0), top, _power)
+
+    return bind(x, of, "x")
+
+
+def _power(x: Any) -> Any:
+    """e**x from -746 to 710."""
+    return _by_ln2(x, lambda m, r: _scaled(_grown(r), m))
 
 
 def exp_down(x: Any) -> Any:
@@ -128,13 +134,16 @@ def expm1(x: Any) -> Any:
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e**-x), exact in both tails."""
-    return bind(
-        x,
-        lambda v: bind(
-            exp(f64(0.0) - tirx.abs(v)),
+
+    def of(v: Any, a: Any) -> Any:
+        # From here on 1 plus e**-x is 1, and 0 is the float nearest to e**x.
+        far = a > tirx.Select(v > f64(0.0), f64(700.0), f64(746.0))
+        return bind(
+            unless(far, f64(0.0) - a, _power),
             lambda e: tirx.Select(v > f64(0.0), f64(1.0), e) / (f64(1.0) + e),
-        ),
-    )
+        )
+
+    return bind(x, lambda v: bind(tirx.abs(v), lambda a: of(v, a)), "x")
 
 
 def tanh(x: Any) -> Any:

@@ -21,6 +21,21 @@ def host_target() -> Any:
     )
 
 
+def has_features(target: Any, *features: str) -> bool:
+    """Whether code for a target may use instructions of x86 that LLVM has these names for."""
+    export = target.export()
+    if str(export.get("kind")) != "llvm":
+        return False
+    arm = str(export.get("mtriple", "")).startswith(("aarch64", "arm64"))
+    return _cpu_has(str(export.get("mcpu", "")), features) and not arm
+
+
+@functools.cache
+def _cpu_has(cpu: str, features: tuple[str, ...]) -> bool:
+    target = tvm.target.Target({"kind": "llvm", **({"mcpu": cpu} if cpu else {})})
+    return all(tvm.target.codegen.target_has_features(name, target) for name in features)
+
+
 def without_loop_vectorizer(target: Any) -> Any:
     """The same target, without LLVM's own vectorizer; loops that are vectors already stay so."""
     config = dict(target.export())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
+from .target import has_features
 
 # Bytes that a tile may take of the second-level cache, which is 256 KiB or more on any machine
 # that is worth tuning for: the packed columns and the sums each.
@@ -48,20 +47,13 @@ class Tiles:
 
 def registers(target: Any) -> Registers:
     """The register tile for a target's vector registers."""
-    return _registers(str(target.export().get("mcpu", "")), str(target.export().get("mtriple", "")))
-
-
-@functools.cache
-def _registers(cpu: str, triple: str) -> Registers:
-    target = tvm.target.Target({"kind": "llvm", **({"mcpu": cpu} if cpu else {})})
-    if triple.startswith(("aarch64", "arm64")):
+    if str(target.export().get("mtriple", "")).startswith(("aarch64", "arm64")):
         return Registers(6, 16, 4)
-    has = tvm.target.codegen.target_has_features
-    if has("avx512f", target):
+    if has_features(target, "avx512f"):
         return Registers(12, 32, 2)
-    if has("avx2", target) and has("fma", target):
+    if has_features(target, "avx2", "fma"):
         return Registers(6, 16, 2)
-    if has("neon", target):
+    if has_features(target, "neon"):
         return Registers(6, 16, 4)
     return Registers(4, 8, 2)
 

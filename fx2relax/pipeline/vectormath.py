@@ -20,8 +20,10 @@ from . import polynomials_division as division
 from . import polynomials_double as double
 from . import polynomials_erf as errors
 from .polynomials import F32, bind
-from .tir import Rewriter, extern_name
+from .tir import Rewriter, extern, extern_name
 
+#: The sigmoid of a product.
+GATE = "fx2relax.gate"
 # By the name of TVM's operator, or of the function of libm: what computes it for float32, and how
 # many units in the last place it is at most away from the exact value.
 FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
@@ -45,6 +47,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
     "tirx.acos": (angles.acos, 2),
     "tirx.atan": (angles.atan, 3),
     "atan2f": (angles.atan2, 4),
+    GATE: (p.gate, 3),
     bounded.PREFIX + "sin": (circle.sin, 2),
     bounded.PREFIX + "cos": (circle.cos, 2),
     bounded.PREFIX + "tan": (circle.tan, 3),
@@ -73,6 +76,23 @@ _LARGEST = {
 
 def _extreme(node: Any, larger: bool) -> Any:
     return _take_nan(node.a, node.b, larger) if str(node.ty.dtype) in _FLOATS else node
+
+
+def _with_gate(node: Any) -> Any:
+    """A product of float32 of which a factor is a sigmoid, that one as a gate."""
+
+    def factor(side: Any) -> Any:
+        return extern(GATE, side.args, side.ty) if _is_sigmoid(side) else side
+
+    return tirx.Mul(factor(node.a), factor(node.b))
+
+
+def _is_sigmoid(node: Any) -> bool:
+    return (
+        isinstance(node, tvm.ir.Call)
+        and getattr(node.op, "name", "") == "tirx.sigmoid"
+        and str(node.ty.dtype) == F32
+    )
 
 
 def _take_nan(left: Any, right: Any, larger: bool) -> Any:
@@ -108,6 +128,12 @@ class VectorMath(Rewriter):
         if isinstance(value, tirx.Cast):
             infinite = tirx.Cast(value.ty.dtype, infinite)
         return tirx.BufferStore(new.buffer, infinite, list(new.indices))
+
+    def expr(self, node: Any) -> Any:
+        """Any expression."""
+        if type(node) is tirx.Mul and (_is_sigmoid(node.a) or _is_sigmoid(node.b)):
+            node = _with_gate(node)
+        return super().expr(node)
 
     def leave(self, node: Any) -> Any:
         """A polynomial for a call that has one; max and min that keep NaN."""
