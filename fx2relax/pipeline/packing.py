@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -40,6 +41,9 @@ _LEAST_HALF = 1 << 14
 # and is used at few places.
 _MOST_PLACES = 1024
 _LEAST_KERNEL = 1 << 16
+# A tensor of more bytes than this may be mapped anew each time, and always is from 32 MiB on:
+# glibc gives such memory back. Faulting in its pages took 9 ms for 38 MB, the convolution 1.
+_MAPPED = 16 << 20
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
 _GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
@@ -154,7 +158,21 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             if packed is not None:
                 arguments = [x, packed, *operands[2:], settings]
                 return _pure(f"packed_conv{ending}", arguments, call.ty)
+        if last and self._multiplied(values, kernel, out, call):
+            return call
         return _pure(f"new_{name}", [*operands, settings], call.ty)
+
+    @staticmethod
+    def _multiplied(values: list[int], kernel: Any, out: Any, call: Any) -> bool:
+        """Whether the plain call is a product in memory that is planned, and that is worth it."""
+        strides, padding = values[0:2], values[2:4]
+        groups, transposed = values[-2:]
+        if (strides, padding, groups, transposed) != ([1, 1], [0, 0], 1, 0):
+            return False
+        if not kernel or list(kernel[1:3]) != [1, 1] or not out:
+            return False
+        count = _product_of(out)
+        return count is not None and count * tvm.DataType(dtype_of(call)).itemsize > _MAPPED
 
     def _pays(self, values: list[int], sizes: Any, kernel: Any, out: Any, last: bool) -> bool:
         groups, transposed = values[-2:]

@@ -17,6 +17,17 @@ bool same_batch(const View& a, const View& b) {
   return true;
 }
 
+// A product of two matrices, with a vector added to its rows where there is one.
+inline void multiply(const View& a, const View& b, const View& out, const TVMFFIAny* bias) {
+  Tensor first = a.tensor(), second = b.tensor(), result = out.tensor();
+  if (bias == nullptr) {
+    check(aoti_torch_cpu_mm_out(result, first, second));
+    return;
+  }
+  Tensor added = as_dtype(view(*bias), out);
+  check(aoti_torch_cpu_addmm_out(result, added, first, second, 1.0, 1.0));
+}
+
 // `a @ b`, or `a @ b + bias` with a vector for the last axis; each may come transposed.
 template <bool left, bool right>
 void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
@@ -54,13 +65,7 @@ void matmul(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   if (right && b.rank > 1) b.swap_axes(b.rank - 2, b.rank - 1);
   require(!(left && a.rank < 2) && !(right && b.rank < 2));
   if (rows) {
-    Tensor first = a.tensor(), second = b.tensor(), result = flat.tensor();
-    if (count == 4) {
-      Tensor bias = as_dtype(view(arguments[2]), out);
-      check(aoti_torch_cpu_addmm_out(result, bias, first, second, 1.0, 1.0));
-    } else {
-      check(aoti_torch_cpu_mm_out(result, first, second));
-    }
+    multiply(a, b, flat, count == 4 ? &arguments[2] : nullptr);
     return;
   }
   if (batches) {
@@ -116,9 +121,32 @@ struct Settings {
   }
 };
 
+// Whether each place of the output is a product of the channels of the same place.
+inline bool pointwise(const View& weight, const Settings& settings) {
+  if (settings.transposed() || settings.groups() != 1) return false;
+  for (int64_t n = 0; n < settings.n; ++n) {
+    if (weight.sizes[n + 2] != 1 || settings.values[n] != 1) return false;
+    if (settings.values[settings.n + n] != 0) return false;
+  }
+  return true;
+}
+
+// Such a convolution of one dtype as a product, which writes into what it is given.
+inline bool multiplied(const TVMFFIAny* arguments, int count) {
+  View x = view(arguments[0]), weight = view(arguments[1]), out = view(arguments[count - 1]);
+  Settings settings(arguments[count - 2], x.rank);
+  if (!pointwise(from_last(arguments[1]), settings)) return false;
+  if (!x.same_dtype(out) || !x.compact() || !weight.compact() || out.count() == 0) return false;
+  View rows = x.flat(1), matrix = weight.flat(1), written = out.flat(1);
+  matrix.swap_axes(0, 1);
+  multiply(rows, matrix, written, count == 5 ? &arguments[2] : nullptr);
+  return true;
+}
+
 template <bool last>
 void convolution(const TVMFFIAny* arguments, int count, TVMFFIAny*) {
   require(count == 4 || count == 5);
+  if (last && multiplied(arguments, count)) return;
   const auto laid = last ? from_last : view;
   require(view(arguments[count - 1]).compact());
   View out = laid(arguments[count - 1]), x = laid(arguments[0]);
