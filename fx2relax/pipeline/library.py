@@ -7,7 +7,7 @@ half precision the cast of the float32 sum. `runtime.library` holds what is call
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,9 +187,16 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     def _ends_here(self, value: Any) -> bool:
         """Whether the sum is read by something that could not have added the bias for nothing."""
+        return not any(name_of(r) in _POINTWISE for r in self._readers(value))
+
+    def _readers(self, value: Any) -> Iterator[Any]:
+        """What reads a value, or a reshape of it."""
         var = next((v for v, x in self.uses.values.items() if x.same_as(value)), None)
-        readers = self.uses.readers.get(var, [])
-        return not any(name_of(r) in _POINTWISE for r in readers if r is not None)
+        for reader in self.uses.readers.get(var, []):
+            if name_of(reader) == "relax.reshape":
+                yield from self._readers(reader)
+            elif reader is not None:
+                yield reader
 
     def _bias(self, bias: Any, value: Any, product: _Product) -> Any:
         """The vector behind a bias that only varies along the product's bias axis."""
