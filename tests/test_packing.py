@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-import tvm
 import tvm_ffi
+from library_calls import function, lowered, passed
 
-from fx2relax import pipeline
 from fx2relax.pipeline import packing
 from fx2relax.runtime import compiled, library, native
 from fx2relax.runtime.packed_at_use import packed_at_use
@@ -17,14 +16,6 @@ pytestmark = pytest.mark.skipif(not native.use(), reason="no C++ compiler")
 mkldnn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
 
 random = torch.randn
-
-
-def function(name):
-    return tvm.get_global_func(library.PREFIX + name)
-
-
-def passed(*values):
-    return [tvm_ffi.from_dlpack(v) if isinstance(v, torch.Tensor) else v for v in values]
 
 
 # Few rows
@@ -177,24 +168,6 @@ def test_errors_of_packed_calls():
         function("packed_linear")(*passed(random(3, 64), random(96, 64)))
     with pytest.raises(RuntimeError, match=r"primitive|failed"):
         function("packed_linear")(*passed(random(3, 5)), held)
-
-
-def lowered(module, *inputs, monkeypatch):
-    """The lowered module of a compiled model, as text, and the compiled model."""
-    texts = []
-    give = pipeline.give
-
-    def spy(mod, *args, **kwargs):
-        texts.append(mod.script(show_meta=False))
-        return give(mod, *args, **kwargs)
-
-    monkeypatch.setattr(pipeline, "give", spy)
-    torch._dynamo.reset()
-    compiled_module = torch.compile(module, backend="relax")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled_module(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
-    assert texts
-    return "\n".join(texts), compiled_module
 
 
 @pytest.fixture
