@@ -16,7 +16,16 @@ from fx2relax.errors import target_name
 from fx2relax.explaining import work
 from fx2relax.explaining.lines import layer, lines
 from fx2relax.explaining.recorder import GraphNotes, Recorder, Variant
-from fx2relax.explaining.report import Break, Data, Graph, Kernel, Line, Node, Weights
+from fx2relax.explaining.report import (
+    Break,
+    Data,
+    Graph,
+    Kernel,
+    Line,
+    Node,
+    Weights,
+    operations,
+)
 from fx2relax.kernel_names import computing, readable
 from fx2relax.logs import tir
 from fx2relax.provenance import Site, Trail, bindings
@@ -83,19 +92,16 @@ def graph_report(
         graph.weights = _weights(notes, variant)
         graph.memory, graph.unplanned = _memory(variant)
     calls = _calls(notes)
-    operations: dict[str, int] = {}
     relax_operators = _relax_operators(notes)
     for node, line in _lined(notes, earlier):
         graph.nodes.append(_node(node, line, notes, relax_operators))
-        operations[node.name] = graph.nodes[-1].operations
     by_node = {node.name: node for node in graph.nodes}
-    counted: set[str] = set()
+    computed = [[by_node[name] for name in site.nodes if name in by_node] for site in sites]
+    counts = operations(computed)
     for place, site in enumerate(sites):
-        own = [name for name in site.nodes if name in by_node]
-        kernel = Kernel(place, readable(site, calls), _how(site, calls), own)
-        kernel.operations = sum(operations[name] for name in own if name not in counted)
+        own = [node.name for node in computed[place]]
+        kernel = Kernel(place, readable(site, calls), _how(site, calls), own, sum(counts[place]))
         kernel.bytes = work.bytes_of([*site.inputs, site.output])
-        counted.update(own)
         graph.kernels.append(kernel)
         for name in own:
             by_node[name].kernels.append(place)
@@ -139,7 +145,7 @@ def _node(
         for v in pytree.tree_leaves(node.meta.get("val"))
         if isinstance(v, torch.Tensor)
     )
-    found.operations = work.operations(node)
+    found.operations, found.rest = work.operations(node), work.elements(node)
     if notes.imported is None:
         found.how, found.why = "torch", "the graph runs in PyTorch"
         return found

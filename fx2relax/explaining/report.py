@@ -43,6 +43,8 @@ class Node:
         why: why it runs in PyTorch, or why there is nothing to do.
         kernels: the numbers of the kernels that compute it.
         operations: floating-point operations.
+        rest: those of a kernel that goes on where another has begun, such as the bias of a product
+            of the library's: one for each element.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Node:
     why: str = ""
     kernels: list[int] = field(default_factory=list)
     operations: int = 0
+    rest: int = 0
 
 
 @dataclass
@@ -224,6 +227,16 @@ class Data:
         return _shares(self.graphs, lambda node: node.layer or "(model)")
 
 
+def operations(kernels: list[list[Node]]) -> list[list[int]]:
+    """Floating-point operations of each node in each of the kernels that compute it, in order."""
+    begun: set[str] = set()
+    counts = []
+    for nodes in kernels:
+        counts.append([node.rest if node.name in begun else node.operations for node in nodes])
+        begun.update(node.name for node in nodes)
+    return counts
+
+
 def _shares(graphs: list[Graph], key: Callable[[Node], Any]) -> list[tuple[Any, float, list[str]]]:
     seconds: dict[Any, float] = {}
     operators: dict[Any, dict[str, None]] = {}
@@ -232,11 +245,11 @@ def _shares(graphs: list[Graph], key: Callable[[Node], Any]) -> list[tuple[Any, 
         for node in graph.nodes:
             seconds.setdefault(key(node), 0.0)
             operators.setdefault(key(node), {})[node.op.removesuffix(".default")] = None
-        for kernel in graph.kernels:
-            own = [nodes[name] for name in kernel.nodes if name in nodes]
-            total = sum(node.operations for node in own)
-            for node in own:
-                share = node.operations / total if total else 1 / len(own)
+        computed = [[nodes[name] for name in k.nodes if name in nodes] for k in graph.kernels]
+        for kernel, own, counts in zip(graph.kernels, computed, operations(computed), strict=True):
+            total = sum(counts)
+            for node, count in zip(own, counts, strict=True):
+                share = count / total if total else 1 / len(own)
                 seconds[key(node)] += share * (kernel.seconds or 0.0)
     rows = [(mark, spent, list(operators[mark])) for mark, spent in seconds.items()]
     return sorted(rows, key=lambda row: -row[1])

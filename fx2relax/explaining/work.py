@@ -16,7 +16,6 @@ def operations(node: torch.fx.Node) -> int:
     """Floating-point operations of a node: PyTorch's count, or one for each element it makes."""
     target = node.target
     packet = getattr(target, "overloadpacket", None)
-    values = pytree.tree_leaves(node.meta.get("val"))
     count = flop_registry.get(packet)
     if count is not None:
         args, kwargs = pytree.tree_map(_fake, (node.args, node.kwargs))
@@ -24,8 +23,14 @@ def operations(node: torch.fx.Node) -> int:
             return int(count(*args, **kwargs, out_val=node.meta.get("val")))
         except (TypeError, ValueError, AssertionError, RuntimeError):
             pass  # sizes that are not known, or another signature
-    if _moves_alone(target):
+    return elements(node)
+
+
+def elements(node: torch.fx.Node) -> int:
+    """One operation for each floating-point number that a node makes, if it is not moved alone."""
+    if _moves_alone(node.target):
         return 0
+    values = pytree.tree_leaves(node.meta.get("val"))
     floats = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()]
     return sum(_elements(v) for v in floats)
 
