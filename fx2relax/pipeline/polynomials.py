@@ -56,8 +56,9 @@ def _pow2(n: Any) -> Any:
 
 def clamped(x: Any, least: float, most: float) -> Any:
     """`x` within two bounds; NaN passes both, as comparisons with it are false."""
-    top = tirx.Select(x > f32(most), f32(most), x)
-    return bind(top, lambda b: tirx.Select(b < f32(least), f32(least), b))
+    low, high = (tirx.const(v, x.ty.dtype) for v in (least, most))
+    top = tirx.Select(x > high, high, x)
+    return bind(top, lambda b: tirx.Select(b < low, low, b))
 
 
 def unless(nothing: Any, x: Any, power: Callable[[Any], Any]) -> Any:
@@ -68,6 +69,12 @@ def unless(nothing: Any, x: Any, power: Callable[[Any], Any]) -> Any:
     zero = tirx.const(0.0, x.ty.dtype)
     inside = tirx.Select(nothing, zero, x)
     return bind(power(inside), lambda y: tirx.Select(nothing, zero, y))
+
+
+def within(x: Any, least: float, most: float, power: Callable[[Any], Any]) -> Any:
+    """`power` of no more than `most`, and 0 below `least`; NaN passes."""
+    low, high = (tirx.const(v, x.ty.dtype) for v in (least, most))
+    return bind(x, lambda v: unless(v < low, tirx.Select(v > high, high, v), power), "x")
 
 
 #: Integers as wide as floats.
@@ -130,12 +137,7 @@ def _scaled(p: Any, m: Any) -> Any:
 
 def exp(x: Any) -> Any:
     """e**x; NaN stays, overflow is inf, underflow passes through the denormals."""
-
-    def of(v: Any) -> Any:
-        top = tirx.Select(v > f32(89.0), f32(89.0), v)
-        return unless(v < f32(-104.0), top, _power)
-
-    return bind(x, of, "x")
+    return within(x, -104.0, 89.0, _power)
 
 
 def _power(x: Any) -> Any:
@@ -159,11 +161,7 @@ def exp2(x: Any) -> Any:
             lambda m, r: _scaled(_less_one(r) + f32(1.0), m),
         )
 
-    def of(v: Any) -> Any:
-        top = tirx.Select(v > f32(129.0), f32(129.0), v)
-        return unless(v < f32(-151.0), top, power)
-
-    return bind(x, of, "x")
+    return within(x, -151.0, 129.0, power)
 
 
 def expm1(x: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .polynomials import bind, copysign, unless
+from .polynomials import bind, clamped, copysign, unless, within
 
 F64, I64 = "float64", "int64"
 # ln 2 in two parts, of which the first has zeros for its product with a whole number.
@@ -39,12 +39,6 @@ def horner(x: Any, coefficients: Sequence[float], kind: str = F64) -> Any:
 def _pow2(n: Any) -> Any:
     """2**n of an int64 within [-1022, 1023], by its exponent bits."""
     return tirx.reinterpret(F64, (n + i64(1023)) << i64(52))
-
-
-def clamped(x: Any, least: float, most: float) -> Any:
-    """`x` within two bounds; NaN passes both, as comparisons with it are false."""
-    top = tirx.Select(x > f64(most), f64(most), x)
-    return bind(top, lambda b: tirx.Select(b < f64(least), f64(least), b))
 
 
 def _by_ln2(x: Any, body: Callable[[Any, Any], Any]) -> Any:
@@ -100,12 +94,7 @@ def _scaled(p: Any, m: Any) -> Any:
 
 def exp(x: Any) -> Any:
     """e**x; NaN stays, overflow is inf, underflow passes through the denormals."""
-
-    def of(v: Any) -> Any:
-        top = tirx.Select(v > f64(710.0), f64(710.0), v)
-        return unless(v < f64(-746.0), top, _power)
-
-    return bind(x, of, "x")
+    return within(x, -746.0, 710.0, _power)
 
 
 def _power(x: Any) -> Any:
