@@ -21,7 +21,7 @@ random = torch.randn
 # Few rows
 
 
-@pytest.mark.parametrize("rows", [*range(1, 9), 13, 16])
+@pytest.mark.parametrize("rows", [*range(1, 10), 13, 16, 23, 32])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_few_rows(rows, turned, biased):
@@ -48,9 +48,9 @@ def test_few_rows_of_more_axes_and_of_one(turned):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_more_rows_are_the_library_s(turned):
-    x, weight = random(17, 16), random(9, 16)
+    x, weight = random(33, 16), random(9, 16)
     given = weight if turned else weight.t().contiguous()
-    results = [torch.empty(17, 9) for _ in range(2)]
+    results = [torch.empty(33, 9) for _ in range(2)]
     for kind, out in zip(("rows", "matmul"), results, strict=True):
         function(f"{kind}_n{'nt'[turned]}")(*passed(x, given, out))
     assert torch.equal(*results)
@@ -67,17 +67,24 @@ def test_special_values_in_few_rows(turned):
     torch.testing.assert_close(out, expected, equal_nan=True)
 
 
-def test_few_rows_in_threads():
-    x, weight, results = random(2, 300), random(5000, 300), []
-    before = torch.get_num_threads()
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(2, 300, 5000), (3, 1041, 770), (8, 520, 1030), (1, 5000, 130), (13, 70, 29)]
+)
+def test_few_rows_come_out_the_same_in_any_number_of_threads(m, k, n, turned):
+    x, weight, bias = random(m, k), random(*((n, k) if turned else (k, n))), random(n)
+    results, before = [], torch.get_num_threads()
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            results.append(torch.empty(2, 5000))
-            function("rows_nt")(*passed(x, weight, results[-1]))
+            results.append(torch.full((m, n), float("nan")))
+            function(f"rows_n{'nt'[turned]}")(*passed(x, weight, bias, results[-1]))
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-5)
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=0, atol=0)
+    exact = torch.addmm(bias.double(), x.double(), (weight.t() if turned else weight).double())
+    torch.testing.assert_close(results[0].double(), exact, rtol=1e-5, atol=1e-5 * k**0.5)
 
 
 def test_what_few_rows_do_not_take_is_python_s():

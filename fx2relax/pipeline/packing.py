@@ -28,8 +28,9 @@ from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
 from .library import HALF, PREFIX
 from .lift import TRANSFORM, is_transform
 
-#: Up to as many rows, a product is faster in the helper's own kernel than in the library.
-FEW_ROWS = 16
+# Up to as many rows, a product is faster in the helper's own kernel (rows.h) than in the library:
+# of weights (k, n), and of weights (n, k) with the registers that AVX-512 has.
+_FEW_ROWS, _FEW_ROWS_TURNED = 16, 32
 # oneDNN's packed products gained from a tenth to a third where they had few rows and made more
 # columns than they took; MKL's kernel was as fast elsewhere.
 _MOST_ROWS = 256
@@ -74,6 +75,11 @@ def pack(mod: Any) -> Any:
             changed = _packed_weights(mod, name.name_hint, changed, calls)
         mod[name] = changed
     return mod
+
+
+def _few(turned: bool) -> int:
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return _FEW_ROWS_TURNED if turned and wide else _FEW_ROWS
 
 
 def _packing_allowed() -> bool:
@@ -123,10 +129,10 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         half = dtypes <= set(HALF) and computes_in(min(dtypes))
         if not half and dtypes != {"float32"}:
             return call
-        if not half and (rows is None or rows <= FEW_ROWS):  # the helper looks again at each call
+        turned = name == "matmul_nt"
+        if not half and (rows is None or rows <= _few(turned)):  # the helper looks again at each call
             other = f"{PREFIX}rows_{name[-2:]}"
             return relax.call_dps_packed(other, relax.Tuple(operands), out_ty=call.ty)
-        turned = name == "matmul_nt"
         n, k = matrix if turned else reversed(matrix)
         if len(sizes) < 2 or not (isinstance(n, int) and isinstance(k, int)):
             return call
