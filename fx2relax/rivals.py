@@ -106,7 +106,7 @@ def _untuned(
 
 
 def _reads_alone(program: drafts.Built) -> bool:
-    """Whether all that a library does in a program is to read large weights for one row each.
+    """Whether all that a library does in a program is to read large weights for a few rows each.
 
     Generated kernels would take as long, and hold each weight a second time.
     """

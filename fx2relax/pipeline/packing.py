@@ -31,6 +31,8 @@ from .lift import TRANSFORM, is_transform
 # Up to as many rows, a product is faster in the helper's own kernel (rows.h) than in the library:
 # of weights (k, n), and of weights (n, k) with the registers that AVX-512 has.
 _FEW_ROWS, _FEW_ROWS_TURNED = 16, 32
+# A large weight is read for as many rows at the speed of memory.
+_READS = 8
 # oneDNN's packed products gained from a tenth to a third where they had few rows and made more
 # columns than they took; MKL's kernel was as fast elsewhere.
 _MOST_ROWS = 256
@@ -204,11 +206,12 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
 
 def only_reads(call: Any) -> bool:
-    """Whether a library call reads a weight for one row, as it lies: that is all its time."""
+    """Whether a library call reads a weight for few rows, as it lies: that is all its time."""
     if _library_name(call) not in ("rows_nn", "rows_nt"):
         return False
     sizes = sizes_of(call.args[1].fields[0])
-    return sizes is not None and _product_of(sizes[:-1]) == 1
+    rows = None if sizes is None else _product_of(sizes[:-1])
+    return rows is not None and rows <= _READS
 
 
 def _library_name(value: Any) -> str:
