@@ -26,6 +26,8 @@ random = torch.randn
 @pytest.mark.parametrize("biased", [False, True])
 def test_few_rows(rows, turned, biased):
     """Within the rounding of a float32 sum, for sizes around those of vectors and blocks."""
+    if rows > packing.few_rows(turned):
+        pytest.skip("so many are the library's")
     for k, n in itertools.product((0, 1, 7, 8, 33, 300), (0, 1, 2, 3, 5, 17, 64)):
         x, weight, bias = random(rows, k), random(n, k), [random(n)] if biased else []
         out = torch.full((rows, n), 7.0)

@@ -28,9 +28,7 @@ from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
 from .library import HALF, PREFIX
 from .lift import TRANSFORM, is_transform
 
-# Up to as many rows, a product is faster in the helper's own kernel (rows.h) than in the library:
-# of weights (k, n), and of weights (n, k) with the registers that AVX-512 has.
-_FEW_ROWS, _FEW_ROWS_TURNED = 16, 32
+_FEW_ROWS, _FEW_ROWS_WIDE = 16, 32
 # A large weight is read for as many rows at the speed of memory.
 _READS = 8
 # oneDNN's packed products gained from a tenth to a third where they had few rows and made more
@@ -79,9 +77,13 @@ def pack(mod: Any) -> Any:
     return mod
 
 
-def _few(turned: bool) -> int:
+def few_rows(turned: bool) -> int:
+    """Up to how many rows the helper's own kernel (rows.h) is faster than the library's.
+
+    More with the registers of AVX-512, of weights that lie (n, k).
+    """
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return _FEW_ROWS_TURNED if turned and wide else _FEW_ROWS
+    return _FEW_ROWS_WIDE if turned and wide else _FEW_ROWS
 
 
 def _packing_allowed() -> bool:
@@ -132,7 +134,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         if not half and dtypes != {"float32"}:
             return call
         turned = name == "matmul_nt"
-        if not half and (rows is None or rows <= _few(turned)):  # the helper looks again at each call
+        # Where the number of rows is a symbol, the helper looks again at each call.
+        if not half and (rows is None or rows <= few_rows(turned)):
             other = f"{PREFIX}rows_{name[-2:]}"
             return relax.call_dps_packed(other, relax.Tuple(operands), out_ty=call.ty)
         n, k = matrix if turned else reversed(matrix)
