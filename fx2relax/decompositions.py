@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fx2relax import chunked_losses, linear_algebra, quantized, strided
+from fx2relax import upsampling as upsampling  # before the first trace, which it keeps whole
 from fx2relax.eager_kernels import asking
 from fx2relax.layouts import inverse
 from fx2relax.registry import lookup

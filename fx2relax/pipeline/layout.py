@@ -20,7 +20,7 @@ from tvm.sym import Analyzer
 
 from .cut import Labels
 from .flow import Flow, bindings, dtype_of, name_of, sizes_of
-from .library import PREFIX
+from .library import PREFIX, computes_in_half
 from .permuted import Order, inverse, permuted, sums
 
 #: The axes of a tensor of label 1 as they lie in memory, by how many there are.
@@ -86,12 +86,12 @@ def plan(flow: Flow, mod: Any) -> Plan:
 
 def is_convolution(value: Any) -> bool:
     """Whether an expression is a library call that may run with channels last."""
-    return (
-        name_of(value) == "relax.call_dps_packed"
-        and str(getattr(value.args[0], "global_symbol", "")) == CONVOLUTION
-        and {dtype_of(value), *(dtype_of(x) for x in value.args[1].fields[:2])} == {"float32"}
-        and sizes_of(value) is not None
-    )
+    if name_of(value) != "relax.call_dps_packed" or sizes_of(value) is None:
+        return False
+    if str(getattr(value.args[0], "global_symbol", "")) != CONVOLUTION:
+        return False
+    dtypes = {dtype_of(value), *(dtype_of(x) for x in value.args[1].fields[:2])}
+    return dtypes == {"float32"} or computes_in_half(*dtypes)
 
 
 def kept_space(before: list[Any], after: list[Any]) -> bool:

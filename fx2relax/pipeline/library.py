@@ -42,6 +42,11 @@ _POINTWISE = frozenset(
 )
 
 
+def computes_in_half(*dtypes: str) -> bool:
+    """Whether there is one dtype, of half precision, and oneDNN computes in it here."""
+    return len(dtypes) == 1 and dtypes[0] in HALF and _callbacks.computes_in(dtypes[0])
+
+
 def use_library(mod: Any) -> Any:
     """Replace what the library does well; the rest of the module stays as it is."""
     return _replaced(mod, _ROOTS)

@@ -23,9 +23,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import native
-from ..runtime.library import computes_in
 from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
-from .library import HALF, PREFIX
+from .library import PREFIX, computes_in_half
 from .lift import TRANSFORM, is_transform
 
 _FEW_ROWS, _FEW_ROWS_WIDE = 16, 32
@@ -130,7 +129,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         if len(dtypes) != 1 or not sizes or matrix is None or len(matrix) != 2:
             return call
         rows = _product_of(sizes[:-1])
-        half = dtypes <= set(HALF) and computes_in(min(dtypes))
+        half = computes_in_half(*dtypes)
         if not half and dtypes != {"float32"}:
             return call
         turned = name == "matmul_nt"
@@ -161,8 +160,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         values = [int(v.value) for v in settings.values]
         sizes, kernel, out = sizes_of(x), sizes_of(weight), sizes_of(call)
         last = name.endswith("_nhwc")
-        wanted = dtype_of(weight) == "float32"
-        if wanted and sizes and kernel and out and self._pays(values, sizes, kernel, out, last):
+        if sizes and kernel and out and self._pays(values, x, weight, out, last):
             ending = "_nhwc" if last else ""
             logical = [sizes[0], sizes[-1], *sizes[1:-1]] if last else sizes
             packed = self._pack(weight, f"pack_conv{ending}", [values, logical])
@@ -185,17 +183,22 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         count = _product_of(out)
         return count is not None and count * tvm.DataType(dtype_of(call)).itemsize > _MAPPED
 
-    def _pays(self, values: list[int], sizes: Any, kernel: Any, out: Any, last: bool) -> bool:
+    def _pays(self, values: list[int], x: Any, weight: Any, out: list[Any], last: bool) -> bool:
         groups, transposed = values[-2:]
-        if transposed or groups != 1 or not all(isinstance(s, int) for s in (*sizes, *kernel)):
+        if transposed or groups != 1:
             return False
+        kernel = sizes_of(weight) or []
         if len(kernel) == 3:  # PyTorch packs no weight of one dimension of space
             return False
         places = _product_of([out[0], *(out[1:-1] if last else out[2:])])
-        weight = _product_of(kernel)
-        if places is None or weight is None:
+        count = _product_of(kernel)
+        if not places or count is None or _product_of(sizes_of(x) or [None]) is None:
             return False
-        return 0 < places <= _MOST_PLACES and weight >= _LEAST_KERNEL
+        if computes_in_half(dtype_of(weight)):
+            return count >= _LEAST_HALF
+        return (
+            dtype_of(weight) == "float32" and places <= _MOST_PLACES and count >= _LEAST_KERNEL
+        )
 
     def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
         """The variable of a packed weight, if it may be packed so: a weight is packed one way."""
