@@ -16,7 +16,7 @@ def passed(*values):
     return [tvm_ffi.from_dlpack(v) if isinstance(v, torch.Tensor) else v for v in values]
 
 
-def lowered(module, *inputs, monkeypatch):
+def lowered(module, *inputs, monkeypatch, rtol=1e-4, atol=1e-4):
     """The lowered module of a compiled model, as text, and the compiled model."""
     texts = []
     give = pipeline.give
@@ -29,6 +29,6 @@ def lowered(module, *inputs, monkeypatch):
     torch._dynamo.reset()
     compiled_module = torch.compile(module, backend="relax")
     with torch.no_grad():
-        torch.testing.assert_close(compiled_module(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(compiled_module(*inputs), module(*inputs), rtol=rtol, atol=atol)
     assert texts
     return "\n".join(texts), compiled_module

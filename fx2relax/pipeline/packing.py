@@ -196,9 +196,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return False
         if computes_in_half(dtype_of(weight)):
             return count >= _LEAST_HALF
-        return (
-            dtype_of(weight) == "float32" and places <= _MOST_PLACES and count >= _LEAST_KERNEL
-        )
+        return dtype_of(weight) == "float32" and places <= _MOST_PLACES and count >= _LEAST_KERNEL
 
     def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
         """The variable of a packed weight, if it may be packed so: a weight is packed one way."""
