@@ -16,20 +16,13 @@ FX2RELAX_INLINE void add_to(float* to, const V& sum) {
   __builtin_memcpy(to, &before, sizeof(V));
 }
 
-// M rows of x, from `first`, times K rows of w, from `at`, added to columns of out; w is (k, n).
-// C vectors of columns are read at once.
+// Adds M rows of x, whose `factors` these are, times K rows of w to as many columns of out as C
+// vectors at a time take; the column after them.
 template <typename V, int M, int K, int C>
-FX2RELAX_OUTLINE void add(const Job& job, int64_t first, int64_t at, int64_t begin, int64_t end) {
+FX2RELAX_INLINE int64_t add_vectors(const Job& job, const float (&factors)[M][K], const float* w,
+                                    float* out, int64_t column, int64_t end) {
   constexpr int64_t kLanes = sizeof(V) / sizeof(float);
   const int64_t n = job.n;
-  const float* w = job.w + at * n;
-  float factors[M][K];
-  FX2RELAX_UNROLL
-  for (int m = 0; m < M; ++m)
-    FX2RELAX_UNROLL
-    for (int i = 0; i < K; ++i) factors[m][i] = job.x[(first + m) * job.k + at + i];
-  float* out = job.out + first * n;
-  int64_t column = begin;
   for (; column + C * kLanes <= end; column += C * kLanes) {
     V sums[C][M];  // of their own: a sum grows by few large steps, which round less
     FX2RELAX_UNROLL
@@ -51,18 +44,32 @@ FX2RELAX_OUTLINE void add(const Job& job, int64_t first, int64_t at, int64_t beg
     FX2RELAX_UNROLL
     for (int c = 0; c < C; ++c) {
       FX2RELAX_UNROLL
-      for (int m = 0; m < M; ++m) {
-        add_to(out + m * n + column + c * kLanes, sums[c][m]);
-      }
+      for (int m = 0; m < M; ++m) add_to(out + m * n + column + c * kLanes, sums[c][m]);
     }
   }
+  return column;
+}
+
+// M rows of x, from `first`, times K rows of w, from `at`, added to columns of out; w is (k, n).
+template <typename V, int M, int K>
+FX2RELAX_OUTLINE void add(const Job& job, int64_t first, int64_t at, int64_t begin, int64_t end) {
+  const float* w = job.w + at * job.n;
+  float* out = job.out + first * job.n;
+  float factors[M][K];
+  FX2RELAX_UNROLL
+  for (int m = 0; m < M; ++m)
+    FX2RELAX_UNROLL
+    for (int i = 0; i < K; ++i) factors[m][i] = job.x[(first + m) * job.k + at + i];
+  int64_t column = begin;
+  if (M == 1) column = add_vectors<V, M, K, 4>(job, factors, w, out, column, end);
+  column = add_vectors<V, M, K, 1>(job, factors, w, out, column, end);
   for (; column < end; ++column) {
     FX2RELAX_UNROLL
     for (int m = 0; m < M; ++m) {
       float sum = 0;
       FX2RELAX_UNROLL
-      for (int i = 0; i < K; ++i) sum += factors[m][i] * w[i * n + column];
-      out[m * n + column] += sum;
+      for (int i = 0; i < K; ++i) sum += factors[m][i] * w[i * job.n + column];
+      out[m * job.n + column] += sum;
     }
   }
 }
@@ -72,20 +79,20 @@ constexpr int64_t kColumns = 512;
 
 template <typename V, int K>
 FX2RELAX_INLINE void add_to_all(const Job& job, int64_t at, int64_t begin, int64_t end) {
-  if (job.m == 1) return add<V, 1, K, 4>(job, 0, at, begin, end);
+  if (job.m == 1) return add<V, 1, K>(job, 0, at, begin, end);
   const bool once = job.m <= 4 || job.m == kMostRows;
   const int64_t step = once ? end - begin : kColumns;
   for (int64_t column = begin; column < end; column += step) {
     const int64_t stop = std::min(end, column + step);
     int64_t first = 0;
     if constexpr (kMostRows == 8) {
-      for (; first + 8 <= job.m; first += 8) add<V, 8, K, 1>(job, first, at, column, stop);
+      for (; first + 8 <= job.m; first += 8) add<V, 8, K>(job, first, at, column, stop);
     }
-    for (; first + 4 <= job.m; first += 4) add<V, 4, K, 1>(job, first, at, column, stop);
+    for (; first + 4 <= job.m; first += 4) add<V, 4, K>(job, first, at, column, stop);
     switch (job.m - first) {
-      case 3: add<V, 3, K, 1>(job, first, at, column, stop); break;
-      case 2: add<V, 2, K, 1>(job, first, at, column, stop); break;
-      case 1: add<V, 1, K, 1>(job, first, at, column, stop); break;
+      case 3: add<V, 3, K>(job, first, at, column, stop); break;
+      case 2: add<V, 2, K>(job, first, at, column, stop); break;
+      case 1: add<V, 1, K>(job, first, at, column, stop); break;
       default: break;
     }
   }
