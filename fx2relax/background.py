@@ -117,15 +117,9 @@ class _Worker:
 
     def _work(self) -> None:
         own = threading.current_thread()
-        while True:
-            with self.changed:
-                # Ctrl-C may come while a thread is begun, which then runs beside the next one.
-                if not self.jobs or self.stopping or self.thread is not own:
-                    if self.thread is own:
-                        self.thread = None
-                    self.changed.notify_all()
-                    return
-                job = self.jobs[0]
+        with self.changed:
+            job = self._next(own)
+        while job is not None:
             try:
                 with self.working:
                     job.run()
@@ -133,7 +127,17 @@ class _Worker:
                 job.leave(error)
             with self.changed:
                 self.jobs.popleft()
-                self.changed.notify_all()
+                job = self._next(own)
+
+    def _next(self, own: threading.Thread) -> Job | None:
+        """What a thread does next; None ends it, and whoever waits finds no thread then."""
+        self.changed.notify_all()
+        # Ctrl-C may come while a thread is begun, which then runs beside the next one.
+        if self.jobs and not self.stopping and self.thread is own:
+            return self.jobs[0]
+        if self.thread is own:
+            self.thread = None
+        return None
 
     def wait(self, timeout: float | None) -> bool:
         with self.changed:
