@@ -160,7 +160,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         values = [int(v.value) for v in settings.values]
         sizes, kernel, out = sizes_of(x), sizes_of(weight), sizes_of(call)
         last = name.endswith("_nhwc")
-        if sizes and kernel and out and self._pays(values, x, weight, out, last):
+        dtype = dtype_of(weight)
+        if sizes and kernel and out and self._pays(values, dtype, sizes, kernel, out, last):
             ending = "_nhwc" if last else ""
             logical = [sizes[0], sizes[-1], *sizes[1:-1]] if last else sizes
             packed = self._pack(weight, f"pack_conv{ending}", [values, logical])
@@ -183,20 +184,21 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         count = _product_of(out)
         return count is not None and count * tvm.DataType(dtype_of(call)).itemsize > _MAPPED
 
-    def _pays(self, values: list[int], x: Any, weight: Any, out: list[Any], last: bool) -> bool:
+    def _pays(
+        self, values: list[int], dtype: str, sizes: Any, kernel: Any, out: Any, last: bool
+    ) -> bool:
         groups, transposed = values[-2:]
-        if transposed or groups != 1:
+        if transposed or groups != 1 or not all(isinstance(s, int) for s in (*sizes, *kernel)):
             return False
-        kernel = sizes_of(weight) or []
         if len(kernel) == 3:  # PyTorch packs no weight of one dimension of space
             return False
         places = _product_of([out[0], *(out[1:-1] if last else out[2:])])
-        count = _product_of(kernel)
-        if not places or count is None or _product_of(sizes_of(x) or [None]) is None:
+        weight = _product_of(kernel)
+        if not places or weight is None:
             return False
-        if computes_in_half(dtype_of(weight)):
-            return count >= _LEAST_HALF
-        return dtype_of(weight) == "float32" and places <= _MOST_PLACES and count >= _LEAST_KERNEL
+        if computes_in_half(dtype):
+            return weight >= _LEAST_HALF
+        return dtype == "float32" and places <= _MOST_PLACES and weight >= _LEAST_KERNEL
 
     def _pack(self, weight: Any, function: str, settings: list[list[int]]) -> Any:
         """The variable of a packed weight, if it may be packed so: a weight is packed one way."""

@@ -2,11 +2,28 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vectors.h"
 
 namespace fx2relax {
 namespace rows {
+
+// Calls a function for all of `m` rows: with how many at once, as a constant, and the first of them.
+template <typename Function>
+FX2RELAX_INLINE void for_rows(int64_t m, Function call) {
+  int64_t first = 0;
+  if constexpr (kMostRows == 8) {
+    for (; first + 8 <= m; first += 8) call(std::integral_constant<int, 8>(), first);
+  }
+  for (; first + 4 <= m; first += 4) call(std::integral_constant<int, 4>(), first);
+  switch (m - first) {
+    case 3: call(std::integral_constant<int, 3>(), first); break;
+    case 2: call(std::integral_constant<int, 2>(), first); break;
+    case 1: call(std::integral_constant<int, 1>(), first); break;
+    default: break;
+  }
+}
 
 template <typename V>
 FX2RELAX_INLINE void add_to(float* to, const V& sum) {
@@ -84,17 +101,9 @@ FX2RELAX_INLINE void add_to_all(const Job& job, int64_t at, int64_t begin, int64
   const int64_t step = once ? end - begin : kColumns;
   for (int64_t column = begin; column < end; column += step) {
     const int64_t stop = std::min(end, column + step);
-    int64_t first = 0;
-    if constexpr (kMostRows == 8) {
-      for (; first + 8 <= job.m; first += 8) add<V, 8, K>(job, first, at, column, stop);
-    }
-    for (; first + 4 <= job.m; first += 4) add<V, 4, K>(job, first, at, column, stop);
-    switch (job.m - first) {
-      case 3: add<V, 3, K>(job, first, at, column, stop); break;
-      case 2: add<V, 2, K>(job, first, at, column, stop); break;
-      case 1: add<V, 1, K>(job, first, at, column, stop); break;
-      default: break;
-    }
+    for_rows(job.m, [&](auto rows, int64_t first) {
+      add<V, decltype(rows)::value, K>(job, first, at, column, stop);
+    });
   }
 }
 
@@ -129,7 +138,7 @@ FX2RELAX_OUTLINE void add_tile(const Job& job, int64_t first, int64_t at, int64_
 }
 
 template <typename V, int M>
-FX2RELAX_INLINE void add_tiles(const Job& job, int64_t first, int64_t at, int64_t stop,
+FX2RELAX_OUTLINE void add_tiles(const Job& job, int64_t first, int64_t at, int64_t stop,
                                int64_t begin, int64_t end) {
   constexpr int64_t kLanes = sizeof(V) / sizeof(float);
   constexpr int C = rows_of_weight(M);
@@ -153,17 +162,9 @@ FX2RELAX_INLINE void add_tiles(const Job& job, int64_t first, int64_t at, int64_
 template <typename V>
 FX2RELAX_INLINE void add_block(const Job& job, int64_t at, int64_t stop, int64_t begin,
                                int64_t end) {
-  int64_t first = 0;
-  if constexpr (kMostRows == 8) {
-    for (; first + 8 <= job.m; first += 8) add_tiles<V, 8>(job, first, at, stop, begin, end);
-  }
-  for (; first + 4 <= job.m; first += 4) add_tiles<V, 4>(job, first, at, stop, begin, end);
-  switch (job.m - first) {
-    case 3: add_tiles<V, 3>(job, first, at, stop, begin, end); break;
-    case 2: add_tiles<V, 2>(job, first, at, stop, begin, end); break;
-    case 1: add_tiles<V, 1>(job, first, at, stop, begin, end); break;
-    default: break;
-  }
+  for_rows(job.m, [&](auto rows, int64_t first) {
+    add_tiles<V, decltype(rows)::value>(job, first, at, stop, begin, end);
+  });
 }
 
 // Rows of w from `at` to `stop`: on and on where they are read from memory, which `kAsk` says.
@@ -208,7 +209,7 @@ FX2RELAX_INLINE void add_row(float* to, const float* from, int64_t count) {
   for (; i < count; ++i) to[i] += from[i];
 }
 
-// Adds the other parts' sums, each `apart` from the one before, and the bias to the first one's.
+// Adds the sums of `count` parts, each `apart` from the one before, to the output.
 template <typename V>
 FX2RELAX_INLINE void add_parts(const Job& job, const float* sums, int64_t count, int64_t apart,
                                int64_t begin, int64_t end) {
