@@ -11,6 +11,7 @@ from benchmarks.results import Group, Results
 
 _COLOURS = {
     "eager": "#888888",
+    "dynamo": "#bbbbbb",
     "inductor": "#e07b39",
     "inductor-freezing": "#a8501a",
     "openvino": "#5b8bd0",

@@ -39,6 +39,12 @@ def _eager(model: Any, setup: Setup) -> Any:
     return model
 
 
+def _dynamo(model: Any, setup: Setup) -> Any:
+    import torch
+
+    return torch.compile(model, backend="eager")
+
+
 def _inductor(model: Any, setup: Setup) -> Any:
     import torch
 
@@ -150,10 +156,13 @@ class Side:
 
 
 OURS = "relax"
+#: Eager through `torch.compile`: what its graphs and guards cost under any backend.
+DYNAMO = "dynamo"
 SIDES = {
     side.name: side
     for side in (
         Side("eager", _eager),
+        Side(DYNAMO, _dynamo),
         Side("inductor", _inductor),
         Side("inductor-freezing", _freezing, modes=("inference", "autocast"), devices=("cpu",)),
         Side("inductor-reduce-overhead", _inductor_replayed, devices=("cuda",)),

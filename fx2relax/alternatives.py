@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from fx2relax.background import Job
@@ -38,10 +40,17 @@ class Heavy:
     Args:
         call: runs it.
         let_go: lets go of what it has made, until the next call makes it anew.
+        trial: while it is entered, calls make nothing of the weights; they take as long as others,
+            and what they return has no meaning. None where there is no such thing.
     """
 
-    def __init__(self, call: Call, let_go: Callable[[], None]) -> None:
-        self.call, self.let_go = call, let_go
+    def __init__(
+        self,
+        call: Call,
+        let_go: Callable[[], None],
+        trial: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        self.call, self.let_go, self.trial = call, let_go, trial
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         return self.call(arguments)
@@ -122,6 +131,33 @@ class Alternatives:
         if isinstance(before, Heavy):
             before.let_go()
         return isinstance(self._current, Heavy)
+
+    @property
+    def on_trial(self) -> list[str]:
+        """Programs besides the first one that can run before they make much of the weights."""
+        _, *others = self._programs.items()
+        return [name for name, call in others if isinstance(call, Heavy) and call.trial]
+
+    @contextmanager
+    def trial(self, name: str) -> Iterator[None]:
+        """Let this thread's calls run one of `on_trial`, see `Heavy`; those of others go on."""
+        program, before, here = self._programs[name], self._current, threading.get_ident()
+        assert isinstance(program, Heavy)
+        assert program.trial is not None
+
+        def either(arguments: Sequence[Any]) -> Any:
+            return (program if threading.get_ident() == here else before)(arguments)
+
+        with program.trial():
+            self._current = either
+            try:
+                yield
+            finally:
+                self._current = before
+
+    def drop(self, name: str) -> None:
+        """Let go of a program that does not run."""
+        del self._programs[name]
 
     def keep(self, name: str) -> None:
         """Let one run for good, and let go of the others and what they hold of the weights."""

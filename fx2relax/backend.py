@@ -208,6 +208,7 @@ class _Compiler:
             self.verdicts,
             self.alternatives,
             Clock(self.device),
+            self.device.type == "cpu" and never_slower.is_roomy(graph_module),
         )
         stages.note("contest", contest=contest)
         return contest
@@ -315,7 +316,8 @@ class _Compiler:
             wrapped: Call = stages.wrapped(program.call, program=program)
             if device.type == "cpu":
                 heavy = program.made_of >= HEAVY
-                return Heavy(wrapped, program.forget) if heavy else wrapped
+                trial = program.standing_in if program.can_stand_in else None
+                return Heavy(wrapped, program.forget, trial) if heavy else wrapped
             replay = phase == "inference" and options.mode == "reduce-overhead"
             return on_gpu(wrapped, graph, specs, device, options, replay=replay)
 

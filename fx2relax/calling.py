@@ -43,6 +43,8 @@ class Calling:
             the other one, the axis.
         kernel: the one kernel that the function calls, where that is all it does, and the places
             of its arguments among what the function takes.
+        weights: shape and dtype (TVM's name) of each weight that it takes; none where one is no
+            tensor, or has sizes that are symbols.
     """
 
     results: int
@@ -51,6 +53,7 @@ class Calling:
     symbols: tuple[tuple[str, int, int], ...] = ()
     implied: tuple[tuple[int, int, int], ...] = ()
     kernel: tuple[str, tuple[int, ...]] | None = None
+    weights: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def spelled(self) -> list[Any]:
         """All of it as JSON has it, for `read`."""

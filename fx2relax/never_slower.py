@@ -21,6 +21,7 @@ from fx2relax.cache import Store
 from fx2relax.clocks import Clock
 from fx2relax.devices import CPU
 from fx2relax.locks import own
+from fx2relax.runtime.heap import give_back
 from fx2relax.switches import is_on
 from fx2relax.torch_calls import is_ordered
 
@@ -33,6 +34,8 @@ _ROUNDS = 5
 _CLEAR = 3
 #: After as many calls of one size, a graph runs in its fastest way.
 SETTLED = _ROUNDS + 1
+#: Where all values of a graph have as many bytes, eager has its turns when nothing else is held.
+ROOMY = 256 << 20
 # What takes longer than this is timed twice at most.
 _SECONDS = 2.0
 #: Graphs of symbolic sizes are timed for so many sizes.
@@ -59,6 +62,18 @@ def leaves_no_trace(graph: torch.fx.GraphModule, mutates: bool) -> bool:
     return not mutates and not any(
         node.op == "call_function" and is_ordered(node) for node in graph.graph.nodes
     )
+
+
+def is_roomy(graph: torch.fx.GraphModule) -> bool:
+    """Whether the values of a graph of Dynamo's take much memory; not where sizes are symbols."""
+    sizes: list[Any] = []
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            return False
+        if isinstance(value, torch.Tensor) and node.op != "placeholder":
+            sizes.append(value.numel() * value.element_size())
+    return all(type(size) is int for size in sizes) and sum(sizes) >= ROOMY
 
 
 class Verdicts:
@@ -90,6 +105,7 @@ class Contest:
         verdicts: what is known of it already.
         alternatives: the programs that `program` runs one of; None where there is one.
         clock: of the device that they run on.
+        roomy: whether a call's values take much memory, which not all ways are to hold at once.
     """
 
     def __init__(
@@ -100,6 +116,7 @@ class Contest:
         verdicts: Verdicts,
         alternatives: Alternatives | None = None,
         clock: Clock | None = None,
+        roomy: bool = False,
     ) -> None:
         self._clock = clock or Clock(CPU)
         self._program, self._eager = program, eager
@@ -107,6 +124,7 @@ class Contest:
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
         self._lock = own(self, "_lock")
         self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
+        self._apart = roomy  # eager does not take turns with the programs
         self._fastest: dict[tuple[int, ...], str] = {}
         self._counted = False
         self._settled: Function | None = None
@@ -163,23 +181,21 @@ class Contest:
             self._lock.release()
 
     def _timed(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-        first, *others = self._alternatives.names
-        times = self._times.get(sizes)
+        first = self._alternatives.names[0]
         try:
-            if times is None:
-                times = self._times[sizes] = []
+            if sizes not in self._times:
+                self._times[sizes] = []
+                self._sift(arguments)
                 if not self._alternatives.heavy:
+                    _, *others = self._alternatives.names
                     for name in (*others, first):  # the first call prepares weights
                         _, result = self._run(name, arguments)
                     return result
-            seconds = {}
-            # Whoever comes first finds the arguments out of the cache.
-            ways = [first, *others, EAGER]
-            turn = len(times) % len(ways)
-            for name in (*ways[turn:], *ways[:turn]):
-                seconds[name], made = self._run(name, arguments)
-                if name == first:
-                    result = made
+            result = self._round(sizes, arguments)
+            fastest = self._verdict(self._times[sizes])
+            if fastest is not None and self._apart:
+                self._eager_in_a_row(self._times[sizes], arguments)
+                fastest = self._verdict(self._times[sizes])
         except Exception:
             # Whatever one way has against these arguments, or this graph: the first has to say.
             self._alternatives.use(first)
@@ -188,12 +204,59 @@ class Contest:
         finally:
             if not self._alternatives.heavy:
                 self._alternatives.use(first)
-        times.append(seconds)
-        fastest = self._verdict(times)
         if fastest is not None:
             self._verdicts.add(str(sizes), fastest)
             self._decide(sizes, fastest)
         return result
+
+    def _round(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+        """Time each way once; the first one's result."""
+        times, names = self._times[sizes], self._alternatives.names
+        ways = names if self._apart else [*names, EAGER]
+        seconds = {}
+        # Whoever comes first finds the arguments out of the cache.
+        turn = len(times) % len(ways)
+        for name in (*ways[turn:], *ways[:turn]):
+            seconds[name], made = self._run(name, arguments)
+            if name == names[0]:
+                result = made
+        times.append(seconds)
+        return result
+
+    def _sift(self, arguments: tuple[Any, ...]) -> None:
+        """Drop programs that would make much of the weights, and that lose before they do."""
+        alternatives = self._alternatives
+        for name in alternatives.on_trial:
+            own = self._least(2, arguments)
+            try:
+                with alternatives.trial(name):
+                    rival = self._least(3, arguments)  # the first call takes memory for values
+            except Exception as error:  # what stands in for weights may be out of place
+                log.info("%s kernels have no trial: %s", name, error)
+                continue
+            if rival >= own:
+                alternatives.drop(name)
+
+    def _least(self, calls: int, arguments: tuple[Any, ...]) -> float:
+        """The seconds of the fastest of so many calls; the first one's if these are many."""
+        least, _ = self._clock.timed(self._program, *arguments)
+        for _ in range(calls - 1 if least <= _SECONDS else 0):
+            least = min(least, self._clock.timed(self._program, *arguments)[0])
+        return least
+
+    def _eager_in_a_row(self, times: list[dict[str, float]], arguments: tuple[Any, ...]) -> None:
+        """Give each round a call of eager's, while no program has memory for values.
+
+        Where that leaves the verdict open, eager takes part in the rounds that follow.
+        """
+        self._apart = False
+        give_back()
+        seconds, _ = self._run(EAGER, arguments)
+        for each in times:
+            if seconds <= _SECONDS:  # the first call has taken memory as well
+                seconds, _ = self._run(EAGER, arguments)
+            each[EAGER] = seconds
+        give_back()
 
     def _run(self, name: str, arguments: tuple[Any, ...]) -> tuple[float, Any]:
         if self._alternatives.use(name):
@@ -218,9 +281,11 @@ class Contest:
         return call
 
     def _verdict(self, times: list[dict[str, float]]) -> str | None:
-        """The fastest way; None while it is open."""
+        """The fastest of the ways that are timed; None while it is open."""
         best, *others = self._alternatives.names
-        for rival in (*others, EAGER):
+        if self._apart and len(times) < _CLEAR and times[0][best] <= _SECONDS:
+            return None
+        for rival in others if self._apart else (*others, EAGER):
             beaten = verdict([(t[best], t[rival]) for t in times])
             if beaten is None:
                 return None

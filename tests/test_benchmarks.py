@@ -328,6 +328,7 @@ def test_wrong_arguments(arguments, message):
 def test_sides():
     assert list(SIDES) == [
         "eager",
+        "dynamo",
         "inductor",
         "inductor-freezing",
         "inductor-reduce-overhead",

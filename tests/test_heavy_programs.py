@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -73,6 +75,62 @@ def test_one_at_a_time_has_its_turns(own: float, rival: float, fastest: str) -> 
     assert held.most == 1
     assert held.made <= 4, "turns change too often"
     assert verdicts.known == {"()": fastest}
+
+
+class OnTrial(Held):
+    """The same, that can be timed before they hold anything."""
+
+    trials = 0
+
+    def _heavy(self, name: str, seconds: float) -> Heavy:
+        on_trial = False
+
+        @contextlib.contextmanager
+        def trial() -> Iterator[None]:
+            nonlocal on_trial
+            on_trial = True
+            self.trials += 1
+            yield
+            on_trial = False
+
+        heavy = super()._heavy(name, seconds)
+
+        def run(arguments: Sequence[Any]) -> str:
+            if not on_trial:
+                return str(heavy(arguments))
+            time.sleep(seconds)
+            return "of no meaning"
+
+        return Heavy(run, heavy.let_go, trial)
+
+
+@pytest.mark.parametrize("fastest", ["torch", "generated"])
+def test_what_loses_on_trial_is_never_made(fastest: str) -> None:
+    seconds = {way: 0.002 if way == fastest else 0.006 for way in ("torch", "generated")}
+    held = OnTrial(**seconds)
+
+    def eager() -> str:
+        time.sleep(0.008)
+        return "eager"
+
+    contest = Contest(lambda: held.alternatives.call(()), eager, 1, Verdicts(), held.alternatives)
+    results = [contest() for _ in range(8)]
+    assert results[:3] == ["torch"] * 3
+    assert results[-1] == fastest
+    assert held.trials == 1
+    assert ("generated" in held.calls) == (fastest == "generated")
+
+
+def test_other_threads_do_not_see_a_trial() -> None:
+    held = OnTrial(torch=0.0, generated=0.0)
+    found: list[str] = []
+    with held.alternatives.trial("generated"):
+        other = threading.Thread(target=lambda: found.append(held.alternatives.call(())))
+        other.start()
+        other.join()
+        found.append(held.alternatives.call(()))
+    found.append(held.alternatives.call(()))
+    assert found == ["torch", "of no meaning", "torch"]
 
 
 @pytest.mark.usefixtures("fresh")

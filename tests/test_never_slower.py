@@ -205,7 +205,7 @@ def test_what_takes_long_is_timed_twice() -> None:
     assert verdict([(5.0, 3.0), (2.9, 3.0)]) is False
 
 
-def _contest(seconds: dict[str, float], sizes: tuple[int, ...] = ()) -> tuple[Contest, list[str]]:
+def _contest(seconds: dict[str, float], roomy: bool = False) -> tuple[Contest, list[str]]:
     """A contest of ways that take so long, and which of them ran."""
     runs: list[str] = []
 
@@ -220,7 +220,12 @@ def _contest(seconds: dict[str, float], sizes: tuple[int, ...] = ()) -> tuple[Co
     programs = {name: way(name) for name in seconds if name != never_slower.EAGER}
     alternatives = Alternatives(programs)
     contest = Contest(
-        lambda *a: alternatives.call(a), way(never_slower.EAGER), 1, Verdicts(), alternatives
+        lambda *a: alternatives.call(a),
+        way(never_slower.EAGER),
+        1,
+        Verdicts(),
+        alternatives,
+        roomy=roomy,
     )
     return contest, runs
 
@@ -235,6 +240,49 @@ def test_the_fastest_way_stays(fastest: str, sizes: tuple[int, ...]) -> None:
     runs.clear()
     assert contest(*sizes) == fastest
     assert runs == [fastest]
+
+
+@pytest.mark.parametrize(
+    ("ways", "fastest"),
+    [
+        (ways, fastest)
+        for ways in (["torch", "eager"], ["torch", "generated", "eager"])
+        for fastest in ways
+    ],
+)
+def test_eager_runs_alone_where_memory_counts(
+    ways: list[str], fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {way: 0.002 if way == fastest else 0.006 for way in ways}
+    contest, runs = _contest(seconds, roomy=True)
+    monkeypatch.setattr(never_slower, "give_back", lambda: runs.append("freed"))
+    results = [contest() for _ in range(never_slower.SETTLED + 1)]
+    assert set(results[:3]) == {"torch"}, "no other result before the verdict"
+    begin = runs.index("freed")
+    assert "eager" not in runs[:begin]
+    row = runs[begin + 1 : runs.index("freed", begin + 1)]
+    assert len(row) >= 4
+    assert set(row) == {"eager"}
+    runs.clear()
+    assert contest() == fastest
+    assert runs == [fastest]
+
+
+@pytest.mark.parametrize(
+    ("size", "symbolic", "much"), [(8200, False, True), (8000, False, False), (20000, True, False)]
+)
+def test_what_takes_much_memory(size: int, symbolic: bool, much: bool) -> None:
+    found: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append(never_slower.is_roomy(graph))
+        return graph.forward
+
+    x = torch.empty(size, device="meta")
+    if symbolic:
+        torch._dynamo.mark_dynamic(x, 0)
+    torch.compile(lambda x: x[:, None] * x, backend=backend)(x)
+    assert found == [much]
 
 
 def test_sizes_have_fastest_ways_of_their_own() -> None:

@@ -58,6 +58,7 @@ class _Giver:
         self.bindings = [b for block in function.body.blocks for b in block.bindings]
         self.values = {b.var: b.value for b in self.bindings}
         self.shown = _shown(function.params[:leading])
+        self.weights = function.params[leading:]
         self.names = {symbol: f"n{k}" for k, symbol in enumerate(self.shown)}
 
     def give(self) -> tuple[Any, Calling]:
@@ -100,6 +101,7 @@ class _Giver:
             symbols=tuple((self.names[s], *where) for s, where in self.shown.items()),
             implied=tuple((i, *where) for i, where in implied),
             kernel=None if left else self._only_kernel(function),
+            weights=_tensors(self.weights),
         )
         self.mod[self.name] = function
         return self.mod, calling
@@ -234,6 +236,18 @@ def _shown(params: Sequence[Any]) -> dict[Any, tuple[int, int]]:
                 if isinstance(size, tirx.Var):
                     found.setdefault(size, (index, axis))
     return found
+
+
+def _tensors(weights: Sequence[Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and dtype of each weight; none where they are not all tensors of known sizes."""
+    found = []
+    for weight in weights:
+        kind = type_of(weight)
+        sizes = shape_values(kind) if isinstance(kind, TensorType) else None
+        if sizes is None or not all(isinstance(size, int) for size in sizes):
+            return ()
+        found.append((tuple(sizes), str(kind.dtype)))
+    return tuple(found)
 
 
 def _alike(one: Any, other: Any) -> bool:

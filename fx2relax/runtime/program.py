@@ -25,6 +25,7 @@ from fx2relax.runtime.forks import FORK, Inside
 from fx2relax.runtime.heap import give_back
 from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.sizes import Solver
+from fx2relax.runtime.stand_ins import StandIns
 from fx2relax.runtime.weights import Weights
 
 # Weights of fewer bytes leave nothing behind that is worth a walk over the heap.
@@ -95,6 +96,7 @@ class Program:
             "kernel": alone(kernel, kernels) if kernel is not None else None,
         }
         self._machines, self._parts = machines, parts
+        self._kinds = calling.weights
         #: The arguments that a call changes where they lie, by their positions.
         self.changes = {
             imported.params[given.into].position
@@ -127,6 +129,17 @@ class Program:
         finally:
             self._machines.renew()  # there is no way to take one back
 
+    @property
+    def can_stand_in(self) -> bool:
+        """Whether there is something that `standing_in` can put in the place of weights."""
+        return bool(self._kinds)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Make nothing of weights: calls take as long, and what they return has no meaning."""
+        with self._parts.standing_in(StandIns(self._kinds)):
+            yield
+
     def forget(self) -> None:
         """Let go of what was made of weights, and of memory for values: the next call makes it."""
         self._parts.forget()
@@ -141,7 +154,8 @@ class _Parts:
     def __init__(self, imported: Imported, device: torch.device, weights: Weights) -> None:
         self.imported = imported
         self.device = device
-        self._weights = weights
+        self._weights: Weights | StandIns = weights
+        self._made = weights
         self._own = operators(imported.mod) if imported.mod is not None else []
         frozen = imported.weights
         self._constants: dict[int, Any] = {
@@ -161,9 +175,18 @@ class _Parts:
             ]
         )
 
+    @contextmanager
+    def standing_in(self, tensors: StandIns) -> Iterator[None]:
+        """Take these for the weights."""
+        self._weights = tensors
+        try:
+            yield
+        finally:
+            self._weights = self._made
+
     def forget(self) -> None:
         """Let go of what was made of the weights."""
-        self._weights.forget()
+        self._made.forget()
 
     def own(
         self, results: list[Any], arguments: Sequence[Any], changed: Sequence[int] = ()
