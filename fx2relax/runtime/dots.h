@@ -11,6 +11,10 @@ namespace rows {
 // How far ahead of its use a weight is asked for, in floats.
 constexpr int64_t kAhead = 512;
 
+// Of two factors that are both used several times one is loaded once, and the other at each use.
+// Loads of a weight that still arrives wait for it; where vectors are half a line, this is no gain.
+constexpr bool kKeepsWeight = kRegisters >= 32;
+
 // Rows `first`.. of x (M of them) times N rows of w from `column` on, `step` apart; w is (n, k).
 // Each of the N is read on and on: a processor follows several such ways through memory at once.
 template <typename V, int M, int N, bool kAsk>
@@ -31,6 +35,22 @@ FX2RELAX_OUTLINE void dots(const Job& job, int64_t first, int64_t column, int64_
     const bool begins = at == 0;
     const int64_t stop = std::min(k, at + kBlock * kLanes);
     for (; at + kLanes <= stop; at += kLanes) {
+      if (kKeepsWeight && M <= N) {
+        FX2RELAX_UNROLL
+        for (int n = 0; n < N; ++n) {
+          V right;
+          load(right, w + n * apart + at);
+          FX2RELAX_IN_REGISTER(right);
+          if (kAsk) __builtin_prefetch(w + n * apart + at + kAhead);
+          FX2RELAX_UNROLL
+          for (int m = 0; m < M; ++m) {
+            V left;
+            load(left, x + m * k + at);
+            sums[n * M + m] += left * right;
+          }
+        }
+        continue;
+      }
       V right[N];
       FX2RELAX_UNROLL
       for (int n = 0; n < N; ++n) {
@@ -116,8 +136,8 @@ FX2RELAX_INLINE void turned(const Job& job, int64_t begin, int64_t end) {
   if (job.m >= 4) return turned_from<V, 4, kAsk>(job, begin, end);
   if (job.m == 3) return turned_from<V, 3, kAsk>(job, begin, end);
   if (job.m == 2) return turned_from<V, 2, kAsk>(job, begin, end);
-  // Eight ways through memory keep the processor's own reading ahead busy.
-  turned_from<V, 1, false>(job, begin, end);
+  // Eight ways through memory keep the processor's own reading ahead busy, if not with whole lines.
+  turned_from<V, 1, kKeepsWeight>(job, begin, end);
 }
 
 }  // namespace rows

@@ -12,6 +12,7 @@
 
 #include "calls.h"
 #include "dots.h"
+#include "shares.h"
 #include "sums.h"
 #include "tensors.h"
 
@@ -122,7 +123,7 @@ void multiply(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   const int64_t grain = std::max<int64_t>(64, 16384 / (job.k > 0 ? job.k : 1) + 1);
   if (turned_weight) {
     task.kernel = ask ? turned_kernel<true> : turned_kernel<false>;
-    return check(torch_parallel_for(0, job.n, grain, run, &task));
+    return in_shares(job, grain, run, &task);
   }
   const int64_t pieces = parts(job), size = job.m * job.n;
   const bool apart = by_parts(job);
