@@ -316,7 +316,9 @@ class _Compiler:
             wrapped: Call = stages.wrapped(program.call, program=program)
             if device.type == "cpu":
                 heavy = program.made_of >= HEAVY
-                trial = program.standing_in if program.can_stand_in else None
+                # Who looks on at calls is to see none that has no meaning.
+                alone = wrapped is program.call and program.can_stand_in
+                trial = program.standing_in if alone else None
                 return Heavy(wrapped, program.forget, trial) if heavy else wrapped
             replay = phase == "inference" and options.mode == "reduce-overhead"
             return on_gpu(wrapped, graph, specs, device, options, replay=replay)

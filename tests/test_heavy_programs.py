@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+import fx2relax
 from fx2relax import backend
 from fx2relax.alternatives import Alternatives, Heavy
 from fx2relax.never_slower import Contest, Verdicts
@@ -156,3 +157,21 @@ def test_a_network_holds_its_weights_once_more(monkeypatch: pytest.MonkeyPatch) 
         first.weight.mul_(2)
         torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
     assert [p.made_of > 0 for p in programs] == [True, True], "nothing was to be held twice"
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("look_on", [fx2relax.check, fx2relax.explain])
+def test_who_looks_on_sees_no_trial(
+    look_on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "HEAVY", 1)
+    monkeypatch.setenv("FX2RELAX_NEVER_SLOWER", "1")
+    trials: list[Program] = []
+    monkeypatch.setattr(Program, "standing_in", trials.append)
+    net = torch.nn.Sequential(torch.nn.Conv2d(16, 64, 3), torch.nn.BatchNorm2d(64)).eval()
+    with torch.no_grad():
+        found = look_on(net, torch.randn(2, 16, 20, 20))
+    assert not trials
+    if look_on is fx2relax.check:
+        assert found.right
+        assert found.programs == 2

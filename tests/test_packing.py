@@ -142,6 +142,12 @@ def test_packed_convolutions(last, biased, batch):
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
 
 
+mkl = pytest.mark.skipif(
+    not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available(),
+    reason="PyTorch was built without MKL",
+)
+
+
 @mkldnn
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
@@ -232,8 +238,50 @@ def test_weights_are_packed_where_they_are_used(net, monkeypatch):
     assert all(same(function(name)) for name, same in zip(names, before, strict=True))
 
 
+@mkl
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_packed_by_mkl(turned, biased):
+    x, weight, bias = random(4, 30, 64), random(96, 64), [random(96)] if biased else []
+    given = weight if turned else weight.t().contiguous()
+    held = function("pack_linear_mkl")(*passed(given, tvm_ffi.Shape((int(turned), 120))))
+    packed, sizes = function("packed_linear_mkl"), tvm_ffi.Shape((120, 96, 64))
+    made = torch.from_dlpack(packed(*passed(x), held, *passed(*bias), sizes))
+    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias))
+    for other in (random(119, 64), random(120, 63), random(64)):
+        with pytest.raises(RuntimeError, match="does not take"):
+            packed(*passed(other), held, *passed(*bias), sizes)
+
+
+@mkl
+def test_which_products_mkl_packs(monkeypatch):
+    monkeypatch.setattr(packing, "_is_intel", lambda: True)
+
+    def found(size, rows):
+        return lowered(torch.nn.Linear(*size), random(*rows, size[0]), monkeypatch=monkeypatch)
+
+    for size, rows in [((300, 256), (64,)), ((256, 300), (2, 200)), ((256, 300), (512,))]:
+        assert "library.packed_linear_mkl" in found(size, rows)[0]
+    for size, rows in [((300, 256), (8,)), ((256, 300), (513,)), ((250, 256), (64,))]:
+        assert "library.pack" not in found(size, rows)[0]
+
+
+@mkl
+def test_a_changed_weight_is_packed_anew_by_mkl(monkeypatch):
+    monkeypatch.setattr(packing, "_is_intel", lambda: True)
+    net = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.GELU(), torch.nn.Linear(400, 300))
+    x = random(70, 300)
+    text, run = lowered(net, x, monkeypatch=monkeypatch)
+    assert text.count("library.packed_linear_mkl") == 2
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(0.5)
+        torch.testing.assert_close(run(x), net(x))
+
+
 @mkldnn
 def test_a_wide_product_is_packed_for_many_rows_only(monkeypatch):
+    monkeypatch.setattr(packing, "_is_intel", lambda: False)
     linear = torch.nn.Linear(728, 1456)
     assert "library.packed_linear" in lowered(linear, random(64, 728), monkeypatch=monkeypatch)[0]
     assert "library.rows_nt" in lowered(linear, random(8, 728), monkeypatch=monkeypatch)[0]

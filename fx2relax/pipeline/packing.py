@@ -11,10 +11,15 @@ Packed calls, all of them `call_pure_packed` (`settings` is that of the plain co
     pack_conv_nhwc, packed_conv_nhwc      the same with the channels of weight, x and output last
     pack_linear(weight, (turned, rows)) -> object     turned: (n, k), else (k, n)
     packed_linear(x, object[, bias]) -> output
+    pack_linear_mkl                       the same in MKL's order, for just as many rows
+    packed_linear_mkl(x, object[, bias], (rows, n, k)) -> output
 """
 
 from __future__ import annotations
 
+import functools
+import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,10 +35,11 @@ from .lift import TRANSFORM, is_transform
 _FEW_ROWS, _FEW_ROWS_WIDE = 16, 32
 # A large weight is read for as many rows at the speed of memory.
 _READS = 8
-# oneDNN's packed products gained from a tenth to a third where they had few rows and made more
-# columns than they took; MKL's kernel was as fast elsewhere.
-_MOST_ROWS = 256
-_LEAST_WEIGHT = 1 << 20
+# MKL packs a weight at each call, unless it is given packed: of Intel's processors, products of up
+# to 256 rows gained from a tenth to a third, of 512 rows a tenth, of 1024 a twentieth. oneDNN's
+# packed products gained where they had few rows and made more columns than they took.
+_MOST_ROWS_MKL, _LEAST_MKL = 512, 1 << 16
+_MOST_ROWS, _LEAST_WEIGHT = 256, 1 << 20
 # In half precision oneDNN reorders an unpacked weight at each call, to the same digits: packed,
 # products of 128 rows took 0.92 of the time, of one row half of it.
 _LEAST_HALF = 1 << 14
@@ -48,6 +54,8 @@ _MAPPED = 16 << 20
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
 _GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
 _PRODUCTS = ("matmul_nn", "matmul_nt")
+# How functions are called that pack a product's weight, and that take one.
+_ONEDNN, _MKL = "linear", "linear_mkl"
 
 
 def pack(mod: Any) -> Any:
@@ -89,6 +97,32 @@ def _packing_allowed() -> bool:
     mkldnn = torch.backends.mkldnn
     usable = mkldnn.is_available() and mkldnn.enabled
     return bool(usable and not torch.are_deterministic_algorithms_enabled())
+
+
+def _order(half: bool, rows: int | None, n: int, k: int) -> str:
+    """In whose order a product's weight is packed: oneDNN's, MKL's, or in none (empty)."""
+    if half:
+        return _ONEDNN if n * k >= _LEAST_HALF else ""
+    if rows is None:
+        return ""
+    if _mkl_packs():
+        return _MKL if rows <= _MOST_ROWS_MKL and n * k >= _LEAST_MKL else ""
+    return _ONEDNN if rows <= _MOST_ROWS and n * k >= _LEAST_WEIGHT and n >= 2 * k else ""
+
+
+def _mkl_packs() -> bool:
+    """Whether MKL's packed products are there, and its kernels are for this processor."""
+    there = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    return bool(there and _is_intel())
+
+
+@functools.cache
+def _is_intel() -> bool:
+    try:
+        processor = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        processor = platform.processor()
+    return "GenuineIntel" in processor
 
 
 @mutator
@@ -140,17 +174,14 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         n, k = matrix if turned else reversed(matrix)
         if len(sizes) < 2 or not (isinstance(n, int) and isinstance(k, int)):
             return call
-        if half:
-            pays = n * k >= _LEAST_HALF
-        else:
-            few = rows is not None and rows <= _MOST_ROWS
-            pays = few and n * k >= _LEAST_WEIGHT and n >= 2 * k
-        if not pays:
+        order = _order(half, rows, n, k)
+        packed = None
+        if order:
+            packed = self._pack(weight, f"pack_{order}", [[int(turned), rows or _MOST_ROWS]])
+        if packed is None:
             return call
-        weight = self._pack(weight, "pack_linear", [[int(turned), rows or _MOST_ROWS]])
-        if weight is None:
-            return call
-        return _pure("packed_linear", [x, weight, *operands[2:]], call.ty)
+        last = [relax.ShapeExpr([rows, n, k])] if order == _MKL else []
+        return _pure(f"packed_{order}", [x, packed, *operands[2:], *last], call.ty)
 
     def _convolution(self, name: str, call: Any) -> Any:
         *operands, settings = call.args[1].fields

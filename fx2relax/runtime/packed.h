@@ -1,4 +1,4 @@
-// Weights in oneDNN's own order, and calls that take them.
+// Weights in oneDNN's or MKL's own order, and calls that take them.
 //
 // `pack_*` makes an object of TVM that holds such a weight, once for a weight. `packed_*` and
 // `new_conv*` return a tensor that PyTorch has allocated: its operators cannot write into one
@@ -209,6 +209,43 @@ inline void packed_linear(const TVMFFIAny* arguments, int count, TVMFFIAny* resu
   give_tensor(std::move(made), x, result);
 }
 
+#if AT_MKL_ENABLED()
+
+// A weight (n, k), or (k, n) where the first setting is 0, in MKL's order for so many rows of x.
+inline void pack_linear_mkl(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+  require(count == 2);
+  View given = view(arguments[0]);
+  const TVMFFIShapeCell& settings = integers(arguments[1]);
+  require(given.rank == 2 && settings.size == 2);
+  if (settings.data[0] == 0) given.swap_axes(0, 1);
+  StableIValue stack[] = {owned(given.tensor()), boxed(settings.data[1])};
+  check(aoti_torch_call_dispatcher("mkl::_mkl_reorder_linear_weight", "", stack));
+  give_weight(returned(stack[0]), result);
+}
+
+// x (..., k), packed weight, an optional bias (n), and the sizes: rows of x, n, k.
+inline void packed_linear_mkl(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+  require(count == 3 || count == 4);
+  View x = view(arguments[0]);
+  const TVMFFIShapeCell& settings = integers(arguments[count - 1]);
+  require(x.rank >= 2 && x.compact() && settings.size == 3);
+  const int64_t rows = settings.data[0], n = settings.data[1], k = settings.data[2];
+  View flat = x.flat(1);
+  require(flat.sizes[0] == rows && flat.sizes[1] == k);
+  // What the weight was before it was packed is asked for its sizes alone.
+  View origin = flat;
+  origin.sizes[0] = n;
+  origin.strides[0] = origin.strides[1] = 0;
+  AtenTensorHandle right = weight(arguments[1]);
+  Tensor bias, made, left = flat.tensor(), sizes = origin.tensor();
+  if (count == 4) bias = view(arguments[2]).tensor();
+  check(aoti_torch_cpu__mkl_linear(left, right, sizes, count == 4 ? bias.out() : nullptr, rows,
+                                   made.out()));
+  x.sizes[x.rank - 1] = n;
+  give_tensor(std::move(made), x, result);
+}
+
+#endif
 #endif
 
 }  // namespace packed
@@ -228,6 +265,10 @@ inline void define_packed() {
   define("packed_conv_nhwc", packed::packed_convolution<true>);
   define("pack_linear", packed::pack_linear);
   define("packed_linear", packed::packed_linear);
+#if AT_MKL_ENABLED()
+  define("pack_linear_mkl", packed::pack_linear_mkl);
+  define("packed_linear_mkl", packed::packed_linear_mkl);
+#endif
 #endif
 }
 

@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 from . import native
 from .library import PREFIX
 
-_KINDS = ("linear", "conv", "conv_nhwc")
+_KINDS = ("linear", "linear_mkl", "conv", "conv_nhwc")
 _lock = threading.RLock()
 _depth = 0
 
@@ -56,7 +56,9 @@ def _replaced(own: set[int]) -> dict[str, Any]:
     before: dict[str, Any] = {}
     for kind in _KINDS:
         names = f"{PREFIX}pack_{kind}", f"{PREFIX}packed_{kind}"
-        pack, use = (tvm_ffi.get_global_func(name) for name in names)
+        pack, use = (tvm_ffi.get_global_func(name, allow_missing=True) for name in names)
+        if pack is None or use is None:  # PyTorch was built without what packs
+            continue
         before |= zip(names, (pack, use), strict=True)
         for name, function in zip(names, _late(pack, use, own), strict=True):
             tvm_ffi.register_global_func(name, function, override=True)
