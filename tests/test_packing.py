@@ -246,8 +246,14 @@ def test_products_packed_by_mkl(turned, biased):
     given = weight if turned else weight.t().contiguous()
     held = function("pack_linear_mkl")(*passed(given, tvm_ffi.Shape((int(turned), 120))))
     packed, sizes = function("packed_linear_mkl"), tvm_ffi.Shape((120, 96, 64))
-    made = torch.from_dlpack(packed(*passed(x), held, *passed(*bias), sizes))
-    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):  # which need not be as many as packed it
+            torch.set_num_threads(threads)
+            made = torch.from_dlpack(packed(*passed(x), held, *passed(*bias), sizes))
+            torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, *bias))
+    finally:
+        torch.set_num_threads(before)
     for other in (random(119, 64), random(120, 63), random(64)):
         with pytest.raises(RuntimeError, match="does not take"):
             packed(*passed(other), held, *passed(*bias), sizes)
