@@ -13,6 +13,7 @@ from fx2relax.alternatives import HEAVY, Alternatives, Call
 from fx2relax.never_slower import Verdicts
 from fx2relax.options import Options
 from fx2relax.params import InputSpec
+from fx2relax.runtime.heap import leaves_room_for
 
 #: The programs' names, as verdicts are stored under; also what `pipeline.lower` calls them.
 LIBRARY, GENERATED = "torch", "generated"
@@ -91,7 +92,13 @@ def _untuned(
     first = programs.build(graph, specs, usual, place)
     ways = {LIBRARY: callable_of(first)}
     calls = first.census["library_calls"]
-    if not open_to_both or not calls or known not in (None, GENERATED) or _reads_alone(first):
+    if (
+        not open_to_both
+        or not calls
+        or known not in (None, GENERATED)
+        or _reads_alone(first)
+        or not leaves_room_for(first.imported.weight_bytes)
+    ):
         return Entered(first, Alternatives(ways), verdicts), first.draft
     second = programs.another(graph, specs, generated, first.draft)
 

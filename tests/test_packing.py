@@ -336,6 +336,9 @@ def test_a_weight_of_two_products_is_packed_once(monkeypatch):
 @mkldnn
 def test_where_nothing_is_packed(net, monkeypatch):
     x = random(1, 64, 9, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "leaves_room_for", lambda size: size < 1000)
+        assert "library.pack" not in lowered(net, x, monkeypatch=patch)[0]
     torch._C._set_mkldnn_enabled(False)  # flags() warns of TF32 on the way
     try:
         assert "library.pack" not in lowered(net, x, monkeypatch=monkeypatch)[0]

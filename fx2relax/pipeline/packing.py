@@ -28,6 +28,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import native
+from ..runtime.heap import leaves_room_for
 from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
 from .library import PREFIX, computes_in_half
 from .lift import TRANSFORM, is_transform
@@ -139,8 +140,11 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         self.packed: dict[Any, tuple[Any, str, list[list[int]]]] = {}
         self.useful = any(_library_name(b.value) for b in bindings(func))
         count = func.attrs.get("num_input") if func.attrs is not None else None
+        weights = func.params[int(count or 0) :]
         allowed = count is not None and _packing_allowed()
-        self._weights = set(func.params[int(count or 0) :]) if allowed else set()
+        # A model that hardly fits is not to fail for a second copy of it.
+        allowed = allowed and leaves_room_for(sum(map(_bytes, weights)))
+        self._weights = set(weights) if allowed else set()
 
     def visit_call_(self, call: Any) -> Any:
         """A call of the helper's where there is a better one."""
@@ -270,6 +274,12 @@ def _product_of(sizes: list[Any]) -> int | None:
             return None
         product *= size
     return product
+
+
+def _bytes(weight: Any) -> int:
+    sizes = sizes_of(weight)
+    count = _product_of(sizes) if sizes is not None else None
+    return 0 if count is None else count * tvm.DataType(dtype_of(weight)).itemsize
 
 
 def _packed_weights(mod: Any, name: str, func: Any, calls: _Calls) -> Any:

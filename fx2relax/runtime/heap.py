@@ -1,9 +1,10 @@
-"""What the system is told about memory: what is free, and what is to lie in large pages."""
+"""Memory and the system: what is free, what there is, and what is to lie in large pages."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ _PAGE = 2 << 20
 LARGE = _PAGE
 _HUGE_PAGES = 14  # Linux's MADV_HUGEPAGE
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")  # a container's own limit
 
 
 def give_back() -> None:
@@ -40,6 +43,24 @@ def _trim() -> Callable[[int], int] | None:
     except (OSError, AttributeError, TypeError):
         return None
     return found
+
+
+def leaves_room_for(size: int) -> bool:
+    """Whether as many bytes are at most half of what can still be had; yes where nobody says."""
+    found = [int(kb) << 10 for kb in re.findall(r"^MemAvailable:\s+(\d+)", _text(_MEMORY), re.M)]
+    limit, used = (_text(_GROUP / f"memory.{name}").strip() for name in ("max", "current"))
+    if limit.isdigit() and used.isdigit():
+        # Files that are in memory because they were read make room.
+        files = re.search(r"^inactive_file (\d+)", _text(_GROUP / "memory.stat"), re.M)
+        found.append(int(limit) - int(used) + (int(files[1]) if files else 0))
+    return not found or 2 * size <= min(found)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def in_large_pages(fresh: torch.Tensor) -> torch.Tensor:
