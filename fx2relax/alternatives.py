@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from fx2relax.background import Job
 from fx2relax.runtime.heap import give_back
+from fx2relax.runtime.program import Program
 
 Call = Callable[[Sequence[Any]], Any]
 
@@ -51,6 +52,13 @@ class Heavy:
         trial: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.call, self.let_go, self.trial = call, let_go, trial
+
+    @classmethod
+    def of(cls, program: Program, call: Call) -> Heavy:
+        """A program, called as those who look on want it to be."""
+        # They are to see no call that has no meaning.
+        alone = call is program.call and program.can_stand_in
+        return cls(call, program.forget, program.standing_in if alone else None)
 
     def __call__(self, arguments: Sequence[Any]) -> Any:
         return self.call(arguments)

@@ -315,11 +315,7 @@ class _Compiler:
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
             if device.type == "cpu":
-                heavy = program.made_of >= HEAVY
-                # Who looks on at calls is to see none that has no meaning.
-                alone = wrapped is program.call and program.can_stand_in
-                trial = program.standing_in if alone else None
-                return Heavy(wrapped, program.forget, trial) if heavy else wrapped
+                return Heavy.of(program, wrapped) if program.made_of >= HEAVY else wrapped
             replay = phase == "inference" and options.mode == "reduce-overhead"
             return on_gpu(wrapped, graph, specs, device, options, replay=replay)
 

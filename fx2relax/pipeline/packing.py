@@ -216,8 +216,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return False
         if not kernel or list(kernel[1:3]) != [1, 1] or not out:
             return False
-        count = _product_of(out)
-        return count is not None and count * tvm.DataType(dtype_of(call)).itemsize > _MAPPED
+        return _bytes(call) > _MAPPED
 
     def _pays(
         self, values: list[int], dtype: str, sizes: Any, kernel: Any, out: Any, last: bool
@@ -276,10 +275,11 @@ def _product_of(sizes: list[Any]) -> int | None:
     return product
 
 
-def _bytes(weight: Any) -> int:
-    sizes = sizes_of(weight)
+def _bytes(tensor: Any) -> int:
+    """How many a tensor has; none where its sizes are not known."""
+    sizes = sizes_of(tensor)
     count = _product_of(sizes) if sizes is not None else None
-    return 0 if count is None else count * tvm.DataType(dtype_of(weight)).itemsize
+    return 0 if count is None else count * tvm.DataType(dtype_of(tensor)).itemsize
 
 
 def _packed_weights(mod: Any, name: str, func: Any, calls: _Calls) -> Any:

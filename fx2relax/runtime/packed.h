@@ -183,15 +183,19 @@ void packed_convolution(const TVMFFIAny* arguments, int count, TVMFFIAny* result
   give_convolved(std::move(made), given, last, result);
 }
 
-// A weight (n, k), or (k, n) where the first setting is 0; the second is how many rows x has.
-inline void pack_linear(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
+// A weight (n, k), or (k, n) where the first setting is 0; the second is how many rows x has. MKL's
+// order is for just as many.
+template <bool mkl>
+void pack_linear(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
   require(count == 2);
   View given = view(arguments[0]);
   const TVMFFIShapeCell& settings = integers(arguments[1]);
   require(given.rank == 2 && settings.size == 2);
   if (settings.data[0] == 0) given.swap_axes(0, 1);
-  StableIValue stack[] = {owned(given.tensor()), optional(settings.data[1])};
-  check(aoti_torch_call_dispatcher("mkldnn::_reorder_linear_weight", "", stack));
+  const int64_t rows = settings.data[1];
+  StableIValue stack[] = {owned(given.tensor()), mkl ? boxed(rows) : optional(rows)};
+  const char* reorder = mkl ? "mkl::_mkl_reorder_linear_weight" : "mkldnn::_reorder_linear_weight";
+  check(aoti_torch_call_dispatcher(reorder, "", stack));
   give_weight(returned(stack[0]), result);
 }
 
@@ -210,18 +214,6 @@ inline void packed_linear(const TVMFFIAny* arguments, int count, TVMFFIAny* resu
 }
 
 #if AT_MKL_ENABLED()
-
-// A weight (n, k), or (k, n) where the first setting is 0, in MKL's order for so many rows of x.
-inline void pack_linear_mkl(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
-  require(count == 2);
-  View given = view(arguments[0]);
-  const TVMFFIShapeCell& settings = integers(arguments[1]);
-  require(given.rank == 2 && settings.size == 2);
-  if (settings.data[0] == 0) given.swap_axes(0, 1);
-  StableIValue stack[] = {owned(given.tensor()), boxed(settings.data[1])};
-  check(aoti_torch_call_dispatcher("mkl::_mkl_reorder_linear_weight", "", stack));
-  give_weight(returned(stack[0]), result);
-}
 
 // x (..., k), packed weight, an optional bias (n), and the sizes: rows of x, n, k.
 inline void packed_linear_mkl(const TVMFFIAny* arguments, int count, TVMFFIAny* result) {
@@ -263,10 +255,10 @@ inline void define_packed() {
   define("pack_conv_nhwc", packed::pack_convolution<true>);
   define("packed_conv", packed::packed_convolution<false>);
   define("packed_conv_nhwc", packed::packed_convolution<true>);
-  define("pack_linear", packed::pack_linear);
+  define("pack_linear", packed::pack_linear<false>);
   define("packed_linear", packed::packed_linear);
 #if AT_MKL_ENABLED()
-  define("pack_linear_mkl", packed::pack_linear_mkl);
+  define("pack_linear_mkl", packed::pack_linear<true>);
   define("packed_linear_mkl", packed::packed_linear_mkl);
 #endif
 #endif

@@ -48,8 +48,10 @@ class Circuit {
   int64_t total_ = 0;
 };
 
+using Work = void (*)(int64_t begin, int64_t end, void* task);
+
 struct Share {
-  void (*work)(int64_t begin, int64_t end, void* task);
+  Work work;
   void* task;
   int64_t columns, callers, threads;
 };
@@ -68,8 +70,7 @@ inline void run_shares(int64_t begin, int64_t end, void* task) {
 //
 // Where all weights stay in the threads' caches, that of the thread which calls has the caller's
 // data to hold as well, and would read it anew: it takes fewer columns. The results are the same.
-inline void in_shares(
-    const Job& job, int64_t grain, void (*work)(int64_t, int64_t, void*), void* task) {
+inline void in_shares(const Job& job, int64_t grain, Work work, void* task) {
   static thread_local Circuit circuit;
   uint32_t threads = 1;
   check(torch_get_num_threads(&threads));

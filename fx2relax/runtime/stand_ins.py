@@ -9,6 +9,7 @@ import torch
 
 from fx2relax.compat import from_torch
 from fx2relax.dtypes import to_torch
+from fx2relax.runtime.weights import room
 
 # TVM aligns its own memory so, and PyTorch what it allocates.
 _ALIGNED = 64
@@ -42,7 +43,8 @@ def _chosen(
     kinds: Sequence[tuple[tuple[int, ...], str]], weights: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """A tensor of each shape and dtype, out of the weights' memory where one is large enough."""
-    memory = [(_room(weight), weight) for weight in weights if _is_usable(weight)]
+    usable = filter(_is_usable, weights)
+    memory = [(room(weight) // weight.element_size(), weight) for weight in usable]
     memory.sort(key=lambda each: each[0])
     uses = [0] * len(memory)
     made: dict[tuple[tuple[int, ...], str], torch.Tensor] = {}
@@ -52,8 +54,8 @@ def _chosen(
         count = torch.Size(shape).numel()
         fits = [
             index
-            for index, (room, weight) in enumerate(memory)
-            if weight.dtype == dtype and room >= count > 0
+            for index, (elements, weight) in enumerate(memory)
+            if weight.dtype == dtype and elements >= count > 0
         ]
         if fits:
             chosen = min(fits, key=uses.__getitem__)
@@ -72,9 +74,3 @@ def _chosen(
 def _is_usable(weight: torch.Tensor) -> bool:
     strided = weight.layout is torch.strided and not weight.is_quantized
     return strided and weight.dtype.is_floating_point and weight.data_ptr() % _ALIGNED == 0
-
-
-def _room(weight: torch.Tensor) -> int:
-    """How many elements there are from where a weight begins to its storage's end."""
-    elements = weight.untyped_storage().nbytes() // weight.element_size()
-    return elements - int(weight.storage_offset())

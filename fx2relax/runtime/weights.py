@@ -176,9 +176,15 @@ def _watched(weights: Sequence[torch.Tensor], holder: Weights, ids: tuple[int, .
 _address = torch.Tensor.data_ptr
 
 
+def room(weight: torch.Tensor) -> int:
+    """How many bytes there are from where a weight begins to its storage's end."""
+    before = int(weight.storage_offset()) * weight.element_size()
+    return weight.untyped_storage().nbytes() - before
+
+
 def _probes(weight: torch.Tensor) -> list[memoryview]:
     """A live view of a few 8-byte words of a weight's memory, spread over it."""
-    size = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.element_size()
+    size = room(weight)
     if weight.device.type != "cpu" or size < 8:
         return []
     step = max(8, size // _PROBES // 8 * 8)
