@@ -28,7 +28,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime import native
-from ..runtime.heap import leaves_room_for
+from ..runtime.heap import KEPT, leaves_room_for
 from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
 from .library import PREFIX, computes_in_half
 from .lift import TRANSFORM, is_transform
@@ -48,10 +48,6 @@ _LEAST_HALF = 1 << 14
 # and is used at few places.
 _MOST_PLACES = 1024
 _LEAST_KERNEL = 1 << 16
-# A tensor of more bytes than this may be mapped anew each time, and always is from 32 MiB on:
-# glibc gives such memory back. Faulting in its pages took 9 ms for 38 MB, the convolution 1.
-_MAPPED = 16 << 20
-
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
 _GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
 _PRODUCTS = ("matmul_nn", "matmul_nt")
@@ -209,14 +205,18 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     @staticmethod
     def _multiplied(values: list[int], kernel: Any, out: Any, call: Any) -> bool:
-        """Whether the plain call is a product in memory that is planned, and that is worth it."""
+        """Whether the plain call is a product in memory that is planned, and that is worth it.
+
+        Larger results are mapped anew each time. Faulting in the pages of one of 38 MB took 9 ms,
+        the convolution 1.
+        """
         strides, padding = values[0:2], values[2:4]
         groups, transposed = values[-2:]
         if (strides, padding, groups, transposed) != ([1, 1], [0, 0], 1, 0):
             return False
         if not kernel or list(kernel[1:3]) != [1, 1] or not out:
             return False
-        return _bytes(call) > _MAPPED
+        return _bytes(call) > KEPT
 
     def _pays(
         self, values: list[int], dtype: str, sizes: Any, kernel: Any, out: Any, last: bool

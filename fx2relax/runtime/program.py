@@ -22,7 +22,7 @@ from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
 from fx2relax.runtime.forks import FORK, Inside
-from fx2relax.runtime.heap import give_back
+from fx2relax.runtime.heap import give_back, keep_freed
 from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.stand_ins import StandIns
@@ -62,6 +62,8 @@ class Program:
         self.imported = imported
         self.device = device or torch.device("cpu")
         gpu = None if self.device.type == "cpu" else _gpu(self.device)
+        if gpu is None:
+            keep_freed()
         torch_call.register(imported.torch_calls)
         where = tvm_runtime.device(f"{self.device.type}:{self.device.index or 0}")
         # A pool keeps memory of each size: where sizes vary, those that do not come again are lost.
