@@ -40,6 +40,7 @@ from .packing import only_reads, pack
 from .precise import precise_sources
 from .products import use_contractions
 from .relaid import use_channels_last
+from .reuse import reuse
 from .shared import Unlinked, library_or_objects, link_here, linker, shared_library
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
@@ -134,7 +135,7 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
     Returns:
         a `relax.VMExecutable`; see `build`.
     """
-    return machine_code(_with_memory(lowered), target=target)
+    return machine_code(reuse(_with_memory(lowered)), target=target)
 
 
 def give(
@@ -151,7 +152,8 @@ def give(
     Returns:
         a module for `machine_code` or `library_code`, and how the function is called.
     """
-    return give_results(_with_memory(lowered), name, leading, into or {})
+    mod, calling = give_results(_with_memory(lowered), name, leading, into or {})
+    return reuse(mod), calling
 
 
 def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
@@ -230,7 +232,7 @@ def portable_code(lowered: Any, *, target: Any = None) -> bytes | Unlinked:
     Raises:
         LinkError: the linker failed.
     """
-    mod = objects.attached(_with_memory(lowered))
+    mod = objects.attached(reuse(_with_memory(lowered)))
     target = as_target(target)
     if is_cuda(target):
         return cuda_code(mod, target, _to_virtual_machine(), link_here)

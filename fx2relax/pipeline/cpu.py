@@ -14,8 +14,10 @@ import tvm
 from tvm import s_tir, tirx
 
 from ..compat import const_int
+from ..marks import REPLACES
 from .blocks import SPATIAL, Block
 from .gemm import tile
+from .in_place import equal, shape_of
 from .inline import inline_steps
 from .loops import fuse, share, worth
 from .places import shorten
@@ -59,8 +61,10 @@ def _schedule(func: Any, threads: int) -> Any:
             root = sch.get_sblock("root")
             if _runs_over_nothing(sch, root):
                 return func
-            rule(sch, root, threads)
-            return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+            replaced = rule(sch, root, threads)
+            done = sch.mod["main"].with_attr("tirx.is_scheduled", True)
+            places = [n for n, p in enumerate(done.params) if any(p.same_as(b) for b in replaced)]
+            return done.with_attr(REPLACES, places) if places else done
         except Exception as error:
             # TVM's schedule errors have no common class; whatever happens, the kernel is valid.
             _log.debug("%s does not apply: %s", rule.__name__, str(error)[:500])
@@ -73,7 +77,7 @@ def _runs_over_nothing(sch: Any, root: Any) -> bool:
     return any(const_int(v.dom.extent) == 0 for block in blocks for v in block.iter_vars)
 
 
-def _outer_only(sch: Any, root: Any, threads: int) -> None:
+def _outer_only(sch: Any, root: Any, threads: int) -> list[Any]:
     """Share the outer data-parallel loops between the threads, and nothing else."""
     for rv in sch.get_child_blocks(root):
         block = Block(sch, rv)
@@ -87,30 +91,50 @@ def _outer_only(sch: Any, root: Any, threads: int) -> None:
             outer.append(loop)
         if outer:
             sch.parallel(fuse(sch, outer))
+    return []
 
 
-def _rows_or_blocks(sch: Any, root: Any, threads: int) -> None:
+def _rows_or_blocks(sch: Any, root: Any, threads: int) -> list[Any]:
+    """Rows where there are any; returns the buffers whose place the result may take."""
     blocks = inline_steps(sch, root)
     rows = common_rows(blocks)
     if rows:
         schedule_rows(sch, blocks, rows, threads)
-        return
-    for block in blocks:
-        _schedule_block(sch, block, threads)
+        return []
+    in_order = [_schedule_block(sch, block, threads) for block in blocks]
+    return _replaced(blocks[0]) if in_order == [True] else []
 
 
-def _schedule_block(sch: Any, block: Block, threads: int) -> None:
+def _replaced(block: Block) -> list[Any]:
+    """The buffers of which a step reads just the element that it makes another of."""
+    store = block.store
+    if store is None:
+        return []
+    return [
+        buffer
+        for buffer in block.reads
+        if str(buffer.dtype) == str(store.buffer.dtype)
+        and equal(shape_of(buffer), shape_of(store.buffer))
+        and all(equal(load.indices, store.indices) for load in block.loads_of(buffer))
+    ]
+
+
+def _schedule_block(sch: Any, block: Block, threads: int) -> bool:
+    """Schedule one step; returns whether its elements are made in order, each of them once."""
     loops = sch.get_loops(block.rv)
     if len(loops) != len(block.axes):
-        return
+        return False
     by_axis = {a.var: loop for a, loop in zip(block.axes, loops, strict=True)}
     if not block.regular:
         share(sch, [by_axis[a.var] for a in _prefix(block)], block, threads)
     elif block.reduces:
         reduction(sch, block, by_axis, threads)
     else:
-        for loop in pointwise(sch, block, by_axis, threads):
+        found = pointwise(sch, block, by_axis, threads)
+        for loop in found:
             sch.annotate(loop, VECTOR, 1)
+        return bool(found)
+    return False
 
 
 def _prefix(block: Block) -> list[Any]:

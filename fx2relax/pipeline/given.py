@@ -113,7 +113,7 @@ class _Giver:
         wanted = {
             index: (origins[index], params[place])
             for index, place in self.into.items()
-            if origins[index] is not None and _alike(results.fields[index], params[place])
+            if origins[index] is not None and alike(results.fields[index], params[place])
         }
         made = [origin for origin in origins if origin is not None]
         chains = Places(self.mod, self.function).changed(wanted, made)
@@ -250,7 +250,7 @@ def _tensors(weights: Sequence[Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
     return tuple(found)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
     """Whether two values are tensors of one dtype and the same sizes."""
     a, b = type_of(one), type_of(other)
     if not (isinstance(a, TensorType) and isinstance(b, TensorType)) or a.dtype != b.dtype:

@@ -44,13 +44,17 @@ class Places:
     Args:
         mod: kernels are called with the memory that they write to.
         function: one straight line.
+
+    Attributes:
+        calls: the expressions that are no views, in their order.
+        uses: by what `root` gives for a variable, the calls that read or write it, by their place.
     """
 
     def __init__(self, mod: Any, function: Any) -> None:
         self._mod = mod
         self._roots: dict[Any, Any] = {}
-        self._calls: list[Any] = []
-        self._uses: dict[Any, list[int]] = {}
+        self.calls: list[Any] = []
+        self.uses: dict[Any, list[int]] = {}
         for binding in (b for block in function.body.blocks for b in block.bindings):
             value = binding.value
             if isinstance(value, Var):
@@ -62,8 +66,8 @@ class Places:
 
     def _use(self, value: Any) -> None:
         for var in relax.analysis.free_vars(value):
-            self._uses.setdefault(self.root(var), []).append(len(self._calls))
-        self._calls.append(value)
+            self.uses.setdefault(self.root(var), []).append(len(self.calls))
+        self.calls.append(value)
 
     def root(self, var: Any) -> Any:
         """The variable that a variable is, or is a view of."""
@@ -108,12 +112,12 @@ class Places:
 
         None where there is another way, or a value on the way is read after it was replaced.
         """
-        if not all(self._is_known(self._calls[use]) for use in self._uses.get(param, [])):
+        if not all(self.only_uses(self.calls[use]) for use in self.uses.get(param, [])):
             return None
         found: list[Link] = []
         while True:
-            uses = self._uses.get(memory, [])
-            call = self._calls[uses[0]] if uses else None
+            uses = self.uses.get(memory, [])
+            call = self.calls[uses[0]] if uses else None
             if call is None or not self._is_kernel(call):
                 return None
             operands = [self.root(a) if isinstance(a, Var) else a for a in call.args]
@@ -122,7 +126,7 @@ class Places:
                 return None
             copies = CHANGES in (self._mod[call.op].attrs or {}) and isinstance(call.args[0], Var)
             before = operands[0] if copies else param
-            if any(use > uses[0] for use in self._uses.get(before, [])):
+            if any(use > uses[0] for use in self.uses.get(before, [])):
                 return None
             read = [n for n, operand in enumerate(operands) if operand.same_as(before)]
             if copies:
@@ -136,8 +140,8 @@ class Places:
                 return found
             memory = before
 
-    def _is_known(self, value: Any) -> bool:
-        """Whether what reads a parameter only reads it: all else may keep it, or view it."""
+    def only_uses(self, value: Any) -> bool:
+        """Whether an expression only reads and writes its operands, and keeps or views none."""
         callee = getattr(value, "op", None)
         if isinstance(callee, relax.ExternFunc):
             return str(callee.global_symbol).startswith(PREFIX)
@@ -148,7 +152,7 @@ class Places:
         return isinstance(callee, relax.GlobalVar) and isinstance(self._mod[callee], tirx.PrimFunc)
 
     def _calls_of(self, kernel: Any) -> int:
-        return sum(self._is_kernel(c) and c.op.same_as(kernel) for c in self._calls)
+        return sum(self._is_kernel(c) and c.op.same_as(kernel) for c in self.calls)
 
 
 def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
@@ -170,9 +174,9 @@ def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
         buffer = kernel.params[place]
         if any(_among(buffer, b.reads) for b in blocks if b is not block):
             return False
-        if not _equal(_shape(buffer), _shape(out)):
+        if not equal(shape_of(buffer), shape_of(out)):
             return False
-        if not all(_equal(load.indices, store.indices) for load in block.loads_of(buffer)):
+        if not all(equal(load.indices, store.indices) for load in block.loads_of(buffer)):
             return False
     return True
 
@@ -181,11 +185,11 @@ def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
     return any(buffer.same_as(other) for other in buffers)
 
 
-def _shape(buffer: Any) -> Any:
+def shape_of(buffer: Any) -> Any:
     return buffer.ty.shape
 
 
-def _equal(some: Any, others: Any) -> bool:
+def equal(some: Any, others: Any) -> bool:
     """Whether two lists of expressions are the same."""
     pairs = zip(some, others, strict=False)
     return len(some) == len(others) and all(tvm_ffi.structural_equal(*pair) for pair in pairs)
