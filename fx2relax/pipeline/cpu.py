@@ -17,7 +17,7 @@ from ..compat import const_int
 from ..marks import REPLACES
 from .blocks import SPATIAL, Block
 from .gemm import tile
-from .in_place import equal, shape_of
+from .in_place import replaces
 from .inline import inline_steps
 from .loops import fuse, share, worth
 from .places import shorten
@@ -102,21 +102,9 @@ def _rows_or_blocks(sch: Any, root: Any, threads: int) -> list[Any]:
         schedule_rows(sch, blocks, rows, threads)
         return []
     in_order = [_schedule_block(sch, block, threads) for block in blocks]
-    return _replaced(blocks[0]) if in_order == [True] else []
-
-
-def _replaced(block: Block) -> list[Any]:
-    """The buffers of which a step reads just the element that it makes another of."""
-    store = block.store
-    if store is None:
+    if in_order != [True]:
         return []
-    return [
-        buffer
-        for buffer in block.reads
-        if str(buffer.dtype) == str(store.buffer.dtype)
-        and equal(shape_of(buffer), shape_of(store.buffer))
-        and all(equal(load.indices, store.indices) for load in block.loads_of(buffer))
-    ]
+    return [buffer for buffer in blocks[0].reads if replaces(blocks[0], buffer)]
 
 
 def _schedule_block(sch: Any, block: Block, threads: int) -> bool:

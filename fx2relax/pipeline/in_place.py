@@ -118,7 +118,7 @@ class Places:
         while True:
             uses = self.uses.get(memory, [])
             call = self.calls[uses[0]] if uses else None
-            if call is None or not self._is_kernel(call):
+            if call is None or not self.is_kernel(call):
                 return None
             operands = [self.root(a) if isinstance(a, Var) else a for a in call.args]
             places = [n for n, operand in enumerate(operands) if operand.same_as(memory)]
@@ -145,14 +145,15 @@ class Places:
         callee = getattr(value, "op", None)
         if isinstance(callee, relax.ExternFunc):
             return str(callee.global_symbol).startswith(PREFIX)
-        return self._is_kernel(value)
+        return self.is_kernel(value)
 
-    def _is_kernel(self, value: Any) -> bool:
+    def is_kernel(self, value: Any) -> bool:
+        """Whether an expression calls a generated kernel."""
         callee = getattr(value, "op", None)
         return isinstance(callee, relax.GlobalVar) and isinstance(self._mod[callee], tirx.PrimFunc)
 
     def _calls_of(self, kernel: Any) -> int:
-        return sum(self._is_kernel(c) and c.op.same_as(kernel) for c in self.calls)
+        return sum(self.is_kernel(c) and c.op.same_as(kernel) for c in self.calls)
 
 
 def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
@@ -164,32 +165,38 @@ def _by_element(kernel: Any, read: Sequence[int], written: int) -> bool:
         return False
     out = kernel.params[written]
     last = [b for b in blocks if _among(out, b.writes)]
-    if len(last) != 1 or last[0].store is None:
+    if len(last) != 1:
         return False
     (block,) = last
-    store = last[0].store
     if any(axis.kind != SPATIAL for axis in block.axes):
         return False
     for place in read:
         buffer = kernel.params[place]
         if any(_among(buffer, b.reads) for b in blocks if b is not block):
             return False
-        if not equal(shape_of(buffer), shape_of(out)):
-            return False
-        if not all(equal(load.indices, store.indices) for load in block.loads_of(buffer)):
+        if not replaces(block, buffer):
             return False
     return True
+
+
+def replaces(block: Block, buffer: Any) -> bool:
+    """Whether a step reads of a buffer only the element that it makes another of."""
+    store = block.store
+    if store is None or not _alike(buffer, store.buffer):
+        return False
+    return all(_equal(load.indices, store.indices) for load in block.loads_of(buffer))
 
 
 def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
     return any(buffer.same_as(other) for other in buffers)
 
 
-def shape_of(buffer: Any) -> Any:
-    return buffer.ty.shape
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two buffers have one dtype and the same sizes."""
+    return str(one.dtype) == str(other.dtype) and _equal(one.ty.shape, other.ty.shape)
 
 
-def equal(some: Any, others: Any) -> bool:
+def _equal(some: Any, others: Any) -> bool:
     """Whether two lists of expressions are the same."""
     pairs = zip(some, others, strict=False)
     return len(some) == len(others) and all(tvm_ffi.structural_equal(*pair) for pair in pairs)

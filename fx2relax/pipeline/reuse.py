@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 
 from ..marks import REPLACES
 from .flow import bindings, name_of, result_of
@@ -65,11 +65,11 @@ class _Memories:
         return found
 
     def _candidates(self, call: Any) -> list[int]:
-        callee = getattr(call, "op", None)
-        if not isinstance(callee, relax.GlobalVar):
+        """The arguments whose memory a kernel's result may take, by their positions."""
+        if not self._places.is_kernel(call):
             return []
-        kernel = self._mod[callee]
-        if not isinstance(kernel, tirx.PrimFunc) or len(call.args) != len(kernel.params):
+        kernel = self._mod[call.op]
+        if len(call.args) != len(kernel.params):
             return []
         return [int(place) for place in (kernel.attrs or {}).get(REPLACES, [])]
 
