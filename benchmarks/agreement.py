@@ -16,7 +16,8 @@ TOLERANCE = {"inference": 1e-3, "train": 1e-3, "autocast": 5e-2}
 #: the gradient of a bias before a BatchNorm is zero but for rounding.
 _SMALL = 0.01
 # Gradients through BatchNorm and ReLU are as uncertain in eager: a sum that is rounded otherwise
-# turns a ReLU on or off. So many times eager's own distance from a float64 run is right, too.
+# turns a ReLU on or off; deep nets of random weights multiply what bfloat16 rounds. So many times
+# eager's own distance from a float64 run is right, too.
 _TIMES, _FLOOR = 4.0, 1e-6
 
 

@@ -134,7 +134,7 @@ class Driver:
                 try:
                     client = self._compiled(group, side, cell, reference, exact)
                     timed[side] = _Timed(client, cell)
-                    rough = group.mode == "train" or self.settings.dtype != "float32"
+                    rough = group.mode != "inference" or self.settings.dtype != "float32"
                     if side == "eager" and rough:
                         self._exact(group, exact)
                 except WorkerFailed as failure:
