@@ -309,9 +309,8 @@ class _Compiler:
         whole_inputs(graph.graph, specs)
 
         def callable_of(built: drafts.Built) -> Call:
-            program = Program(
-                built.imported, built.executable, device, built.calling, built.kernels
-            )
+            what = (built.imported, built.executable, device, built.calling, built.kernels)
+            program = Program(*what, trains=phase != "inference")
             stages.note("program", program=program, built=built)
             wrapped: Call = stages.wrapped(program.call, program=program)
             if device.type == "cpu":

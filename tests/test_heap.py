@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from pathlib import Path
 
 import pytest
+import torch
 from fresh_process import run
 
 from fx2relax.runtime import heap
@@ -34,6 +36,30 @@ _CONVOLUTIONS = """
         for _ in range(10):
             compiled(x)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+_STEPS = """
+    import resource
+    import torch
+    from fx2relax.runtime import heap
+
+    def faults():
+        blocks = [torch.ones(7 << 20) for _ in range(8)]  # 28 MiB each
+        del blocks
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [torch.ones(7 << 20) for _ in range(8)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    class Program:
+        pass
+
+    torch.set_num_threads(1)
+    heap.keep_freed()
+    told, program = [faults()], Program()
+    heap.keep_step(program, 8 * 28 << 20)
+    told.append(faults())
+    del program
+    print(*told, faults())
 """
 
 
@@ -77,3 +103,44 @@ def test_this_machine() -> None:
 def test_what_a_call_frees_is_there_for_the_next(tmp_path: Path) -> None:
     """Four results of 1,540 pages each were mapped anew at each call, all or one of them."""
     assert int(run(_CONVOLUTIONS, tmp_path)) < 10 * 700
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_what_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
+    pages = 8 * 28 * 256
+    before, during, after = map(int, run(_STEPS, tmp_path).split())
+    assert before > pages // 2
+    assert during < pages // 100
+    assert after > pages // 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
+    ],
+)
+def test_a_threshold_of_the_users_stays(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert heap._threshold.__wrapped__() is None
+
+
+def test_programs_of_a_step_say_what_it_frees(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(heap, "_threshold", lambda: lambda kind, size: set_to.append(size) or 1)
+    monkeypatch.setattr(heap, "_steps", {})
+    net = torch.nn.Linear(300, 200)
+    compiled = torch.compile(net, backend="relax")
+    with torch.no_grad():
+        compiled(torch.randn(8, 300))
+    assert not set_to
+    compiled(torch.randn(8, 300)).sum().backward()
+    gradients = 4 * (300 * 200 + 200)
+    assert set_to[-1] >= 2 * heap.KEPT + gradients
+    del compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert set_to[-1] == 2 * heap.KEPT

@@ -22,8 +22,9 @@ from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
 from fx2relax.runtime.forks import FORK, Inside
-from fx2relax.runtime.heap import give_back, keep_freed
+from fx2relax.runtime.heap import give_back, keep_freed, keep_step
 from fx2relax.runtime.profiled import Profiled, alone
+from fx2relax.runtime.results import heap_bytes
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.stand_ins import StandIns
 from fx2relax.runtime.weights import Weights
@@ -45,6 +46,7 @@ class Program:
         calling: how the function is called; it takes and returns what `imported` says when left
             out.
         kernels: what the function calls, in order: the symbol, and what a profiler shows for it.
+        trains: whether it is called in each step of training, which frees what the last one made.
 
     Raises:
         ArgumentError: (a ValueError) an argument of the wrong shape, dtype, device or kind; the
@@ -58,6 +60,7 @@ class Program:
         device: torch.device | None = None,
         calling: Calling | None = None,
         kernels: Sequence[tuple[str, str]] = (),
+        trains: bool = False,
     ) -> None:
         self.imported = imported
         self.device = device or torch.device("cpu")
@@ -79,6 +82,8 @@ class Program:
         weights = Weights(frozen, lift, None if gpu is None else gpu.streams)
         parts = _Parts(imported, self.device, weights)
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
+        if gpu is None and trains:
+            keep_step(parts, heap_bytes(calling))
         solver = Solver(imported.solved, imported.params) if imported.solved else None
         kernel = None
         if calling.kernel is not None and not lifted:

@@ -17,7 +17,7 @@ from fx2relax.calling import Calling, Given, Size
 from fx2relax.layouts import inverse
 from fx2relax.outputs import OutputSpec
 from fx2relax.runtime import boundary
-from fx2relax.runtime.heap import LARGE, in_large_pages
+from fx2relax.runtime.heap import KEPT, LARGE, in_large_pages
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 
@@ -48,6 +48,18 @@ def results(calling: Calling, outputs: Sequence[OutputSpec], kind: str = "cpu") 
     `calling`.
     """
     return _Writer(calling, outputs, kind).write()
+
+
+def heap_bytes(calling: Calling) -> int:
+    """How many bytes of a call's results lie in the C library's heap, where sizes are known."""
+    fresh = [given for given in calling.given if given.into is None]
+    sizes = [_bytes(given.shape, getattr(torch, given.dtype)) or 0 for given in fresh]
+    return sum(size for size in sizes if size <= KEPT)
+
+
+def _bytes(shape: Sequence[Size], dtype: torch.dtype) -> int | None:
+    known = [size for size in shape if isinstance(size, int)]
+    return math.prod(known) * dtype.itemsize if len(known) == len(shape) else None
 
 
 class _Writer:
@@ -120,10 +132,7 @@ class _Writer:
     def _empty(self, shape: Sequence[Size], strides: Sequence[Size], dtype: str) -> str:
         self.values[dtype] = kind = getattr(torch, dtype)
         made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
-        known = [size for size in shape if isinstance(size, int)]
-        large = (
-            self.pages and len(known) == len(shape) and math.prod(known) * kind.itemsize >= LARGE
-        )
+        large = (_bytes(shape, kind) or 0) >= LARGE
         return f"in_large_pages({made})" if large and self.pages else made
 
     def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
