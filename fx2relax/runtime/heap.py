@@ -9,6 +9,7 @@ import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import tvm_ffi
@@ -38,18 +39,18 @@ def give_back() -> None:
     clear = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", allow_missing=True)
     if clear is not None:
         clear()
-    trim = _trim()
+    trim = _libc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 @functools.cache
-def _trim() -> Callable[[int], int] | None:
+def _libc(name: str) -> Any:
+    """A function of the C library; None where there is no such function."""
     try:
-        found = ctypes.CDLL(None).malloc_trim
+        return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return None
-    return found
 
 
 @functools.cache
@@ -75,11 +76,10 @@ def keep_step(program: object, size: int) -> None:
         program: what makes tensors that a step frees, or lives as long.
         size: how many bytes of them, all of which lie in the heap.
     """
-    if not size or _threshold() is None:
-        return
-    _steps[id(program)] = size
-    weakref.finalize(program, _forget_step, id(program))
-    _set_threshold()
+    if size:
+        _steps[id(program)] = size
+        weakref.finalize(program, _forget_step, id(program))
+        _set_threshold()
 
 
 def _forget_step(program: int) -> None:
@@ -88,9 +88,9 @@ def _forget_step(program: int) -> None:
 
 
 def _set_threshold() -> None:
-    threshold = _threshold()
-    assert threshold is not None
-    threshold(_TRIM_THRESHOLD, min(2 * KEPT + sum(list(_steps.values())), _MOST))
+    set_option = _threshold()
+    if set_option is not None:
+        set_option(_TRIM_THRESHOLD, min(2 * KEPT + sum(list(_steps.values())), _MOST))
 
 
 @functools.cache
@@ -99,10 +99,7 @@ def _threshold() -> Callable[[int, int], int] | None:
     told = os.environ.get("GLIBC_TUNABLES", "")
     if "MALLOC_TRIM_THRESHOLD_" in os.environ or "trim_threshold" in told:
         return None
-    try:
-        found = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return None
+    found: Callable[[int, int], int] | None = _libc("mallopt")
     return found
 
 
@@ -141,11 +138,7 @@ def in_large_pages(fresh: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _advise() -> Callable[[int, int, int], int] | None:
     """Linux's `madvise`, where large pages are for those that ask."""
-    try:
-        if "[madvise]" not in _MODE.read_text():
-            return None
-        found = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError, TypeError):
-        return None
-    found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found
+    found: Any = _libc("madvise") if "[madvise]" in _text(_MODE) else None
+    if found is not None:
+        found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return found  # type: ignore[no-any-return]

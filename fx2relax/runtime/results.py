@@ -53,13 +53,14 @@ def results(calling: Calling, outputs: Sequence[OutputSpec], kind: str = "cpu") 
 def heap_bytes(calling: Calling) -> int:
     """How many bytes of a call's results lie in the C library's heap, where sizes are known."""
     fresh = [given for given in calling.given if given.into is None]
-    sizes = [_bytes(given.shape, getattr(torch, given.dtype)) or 0 for given in fresh]
+    sizes = [_bytes(given.shape, getattr(torch, given.dtype)) for given in fresh]
     return sum(size for size in sizes if size <= KEPT)
 
 
-def _bytes(shape: Sequence[Size], dtype: torch.dtype) -> int | None:
+def _bytes(shape: Sequence[Size], dtype: torch.dtype) -> int:
+    """How many bytes sizes come to; none where one is a symbol."""
     known = [size for size in shape if isinstance(size, int)]
-    return math.prod(known) * dtype.itemsize if len(known) == len(shape) else None
+    return math.prod(known) * dtype.itemsize if len(known) == len(shape) else 0
 
 
 class _Writer:
@@ -132,8 +133,8 @@ class _Writer:
     def _empty(self, shape: Sequence[Size], strides: Sequence[Size], dtype: str) -> str:
         self.values[dtype] = kind = getattr(torch, dtype)
         made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
-        large = (_bytes(shape, kind) or 0) >= LARGE
-        return f"in_large_pages({made})" if large and self.pages else made
+        large = self.pages and _bytes(shape, kind) >= LARGE
+        return f"in_large_pages({made})" if large else made
 
     def _made(self, k: int, spec: OutputSpec, direct: dict[int, OutputSpec]) -> str:
         if direct.get(spec.index) is spec:
