@@ -207,4 +207,6 @@ def environment(threads: int, cache: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "FX2RELAX_CUDA": "1",
         "PYTHONUNBUFFERED": "1",
+        # What pip installs has bytecode; a clone has it once it was imported, unless told not to.
+        "PYTHONDONTWRITEBYTECODE": "",
     }

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import benchmarks_found  # noqa: F401
@@ -22,6 +23,7 @@ from benchmarks.client import Client, WorkerFailed
 from benchmarks.driver import Driver, _judge, groups
 from benchmarks.results import Cell, Group, Results, environment
 from benchmarks.sides import SIDES, split
+from benchmarks.sides import environment as worker_environment
 
 #: The first output's shape with a batch of one, and millions of weights.
 SHAPES = {
@@ -193,6 +195,18 @@ def test_two_sides_end_to_end(tmp_path, monkeypatch):
     again = CliRunner().invoke(main, [*arguments, "--resume"], catch_exceptions=False)
     assert again.exit_code == 0
     assert Results.load(tmp_path / "results.json") == results
+
+
+def test_a_worker_keeps_bytecode(tmp_path, monkeypatch):
+    """As an installed package has it, so that no side compiles its own sources at each start."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    (tmp_path / "imported.py").write_text("")
+    run = [sys.executable, "-c", "import imported"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run(run, check=True, env=env)
+    assert not (tmp_path / "__pycache__").exists()
+    subprocess.run(run, check=True, env={**env, **worker_environment(1, str(tmp_path / "cache"))})
+    assert list((tmp_path / "__pycache__").glob("imported.*.pyc"))
 
 
 def test_a_worker_that_dies_is_reported(tmp_path):

@@ -165,7 +165,11 @@ def test_a_result_of_weights_alone():
         def forward(self, x):
             return self.weight.sum(0)
 
-    for model in (Fixed(), One()):
+    class Larger(nn.Module):
+        def forward(self, x):
+            return torch.eye((x + 1).size(0))[:, torch.tensor([0, 1, 1])].abs()
+
+    for model in (Fixed(), One(), Larger()):
         with torch.no_grad():
             assert_matches_eager(model, torch.randn(2, 3))
 

@@ -152,8 +152,10 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
             elif self._pays(binding.var, value):
                 self.weights.add(binding.var)
                 self.lifts = True
-            else:
+            elif any(isinstance(a, Var) for a in value.args):
                 binding = relax.VarBinding(binding.var, self._held(value))
+            else:  # a kernel, whose operands lie in a tuple: it is lifted whatever its size
+                self.weights.add(binding.var)
         super().visit_var_binding_(binding)
 
     def _given(self, value: Any) -> bool:
