@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import relax, topi
 
 from ..compat import const_number
+from .flow import expressions, name_of
+from .repeats import Repeats, Rule
 from .views import reshaped
 
 _HALF = ("float16", "bfloat16")
@@ -26,18 +27,26 @@ _DISPATCHED = frozenset(
     f"relax.{name}"
     for name in ("sort", "argsort", "topk", "cumsum", "cumprod", "multinomial_from_uniform")
 )
-Rule = Callable[[Any, Any], Any]
 
 
 def legalize(mod: Any) -> Any:
     """Turn every high-level operator into a `call_tir` of a kernel."""
+    repeats = Repeats()
+    rules = {name: repeats.once(rule) for name, rule in _rules_of(mod).items()}
     return tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(_rules()),
+            relax.transform.LegalizeOps(rules),
         ]
     )(mod)
+
+
+def _rules_of(mod: Any) -> dict[str, Rule]:
+    """Our own rules, and TVM's of the operators that a module has."""
+    names = {name_of(expr) for expr in expressions(mod)}
+    found = {name: rule_of(name) for name in names}
+    return {**_rules(), **{name: rule for name, rule in found.items() if rule is not None}}
 
 
 def rule_of(name: str) -> Rule | None:

@@ -27,6 +27,7 @@ from .layout import (
 )
 from .legalize import rule_of
 from .permuted import Order, inverse
+from .repeats import Repeats
 
 _op = relax.op
 # Kept in one piece: a layout changes what they are, not only how they are computed.
@@ -71,13 +72,14 @@ class _Legal(_Rewriter):
     def __init__(self, mod: Any, flow: Flow) -> None:
         super().__init__(mod)
         self.flow = flow
+        self.repeats = Repeats()
 
     def visit_var_binding_(self, binding: Any) -> None:
         """Put a kernel in the place of an operator that has one."""
         rule = self.rule(binding)
         if rule is not None:
             call = self.builder_.normalize(self.visit_expr_post_order(binding.value))
-            binding = relax.VarBinding(binding.var, rule(self.builder_, call))
+            binding = relax.VarBinding(binding.var, self.repeats.once(rule)(self.builder_, call))
         super().visit_var_binding_(binding)
 
     def rule(self, binding: Any) -> Any:
