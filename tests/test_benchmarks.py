@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import benchmarks_found  # noqa: F401
@@ -19,11 +18,9 @@ from benchmarks import figures, floor, memory, tables
 from benchmarks.__main__ import main
 from benchmarks.agreement import TOLERANCE, as_exact, errors
 from benchmarks.cases import CASES, KERNELS, NETWORKS, TRAINED
-from benchmarks.client import Client, WorkerFailed
 from benchmarks.driver import Driver, _judge, groups
 from benchmarks.results import Cell, Group, Results, environment
 from benchmarks.sides import SIDES, split
-from benchmarks.sides import environment as worker_environment
 
 #: The first output's shape with a batch of one, and millions of weights.
 SHAPES = {
@@ -195,46 +192,6 @@ def test_two_sides_end_to_end(tmp_path, monkeypatch):
     again = CliRunner().invoke(main, [*arguments, "--resume"], catch_exceptions=False)
     assert again.exit_code == 0
     assert Results.load(tmp_path / "results.json") == results
-
-
-def test_a_worker_keeps_bytecode(tmp_path, monkeypatch):
-    """As an installed package has it, so that no side compiles its own sources at each start."""
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    (tmp_path / "imported.py").write_text("")
-    run = [sys.executable, "-c", "import imported"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run(run, check=True, env=env)
-    assert not (tmp_path / "__pycache__").exists()
-    subprocess.run(run, check=True, env={**env, **worker_environment(1, str(tmp_path / "cache"))})
-    assert list((tmp_path / "__pycache__").glob("imported.*.pyc"))
-
-
-def test_a_worker_that_dies_is_reported(tmp_path):
-    client = Client(1, tmp_path, tmp_path / "log", 60)
-    try:
-        with pytest.raises(WorkerFailed, match="AttributeError"):
-            client.ask("no_such_request")
-        client.process.kill()
-        with pytest.raises(WorkerFailed, match="ended by SIGKILL"):
-            client.ask("compile")
-    finally:
-        client.close()
-
-
-def test_a_worker_that_hangs_is_ended(tmp_path):
-    client = Client(1, tmp_path, tmp_path / "log", 0.05)
-    with pytest.raises(WorkerFailed, match="no answer to load"):
-        client.ask(
-            "load",
-            side="eager",
-            case="prime",
-            batch=1,
-            threads=1,
-            mode="inference",
-            cache=str(tmp_path / "cache"),
-        )
-    client.close()
-    assert client.process.poll() is not None
 
 
 def _cell(ms: float, **more: object) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tvm
@@ -58,6 +59,7 @@ def rule_of(name: str) -> Rule | None:
     return operator.get_attr("FLegalize") if operator.has_attr("FLegalize") else None
 
 
+@functools.cache
 def _rules() -> dict[str, Rule]:
     return {
         **{name: _summed_in_float32(name) for name in _SUMS},

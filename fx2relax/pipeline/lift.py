@@ -154,7 +154,7 @@ class _Holder(PyExprMutator):  # type: ignore[misc]
                 self.lifts = True
             elif any(isinstance(a, Var) for a in value.args):
                 binding = relax.VarBinding(binding.var, self._held(value))
-            else:  # a kernel, whose operands lie in a tuple: it is lifted whatever its size
+            else:  # operands in a tuple, as a kernel's, are not held: it is lifted with the rest
                 self.weights.add(binding.var)
         super().visit_var_binding_(binding)
 
