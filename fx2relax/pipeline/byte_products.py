@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator
 
-from .flow import Flow, name_of, sizes_of
+from .flow import Flow, known, name_of, sizes_of
 from .layout import permutation
 
 _op = relax.op
@@ -62,11 +62,6 @@ class ByteRewriter(PyExprMutator):  # type: ignore[misc]
     def flat(self, x: Any) -> Any:
         """A tensor with one axis."""
         return self.builder_.emit(_op.reshape(x, [count_of(sizes_of(x) or [])]))
-
-
-def known(sizes: Sequence[Any]) -> bool:
-    """Whether all sizes are numbers."""
-    return all(isinstance(size, int) for size in sizes)
 
 
 def count_of(sizes: Sequence[Any]) -> Any:

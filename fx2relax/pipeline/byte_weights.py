@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from .byte_kernels import LANES, product
-from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, known, turns
-from .flow import dtype_of, name_of, sizes_of
+from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, turns
+from .flow import dtype_of, known, name_of, sizes_of
 
 _op = relax.op
 _HALF = ("float16", "bfloat16")

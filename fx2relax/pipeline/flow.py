@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -136,6 +136,11 @@ def sizes_of(x: Any) -> list[Any] | None:
     if not isinstance(shape, relax.ShapeExpr):
         return None
     return [int(s.value) if isinstance(s, tvm.tirx.IntImm) else s for s in shape.values]
+
+
+def known(sizes: Sequence[Any]) -> bool:
+    """Whether all sizes are numbers."""
+    return all(isinstance(size, int) for size in sizes)
 
 
 def dtype_of(x: Any) -> str:

@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from ..compat import const_number
-from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, known, turns
-from .flow import dtype_of, name_of, sizes_of
+from .byte_products import OPAQUE, ByteRewriter, by_rows, count_of, turns
+from .flow import dtype_of, known, name_of, sizes_of
 from .integer_kernels import (
     Unit,
     Window,

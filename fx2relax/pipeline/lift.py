@@ -16,7 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fx2relax.compat import Expr, TensorType, Var, is_prim_expr, op, shape_values, type_of
 
-from .flow import CALLBACKS
+from .flow import CALLBACKS, known
 
 #: The attribute of a kernel whose result is to be lifted though it may be larger than a weight.
 PACKS = "fx2relax.packs"
@@ -222,6 +222,6 @@ def _count(ty: Any) -> int | None:
     if not isinstance(ty, TensorType):
         return None
     sizes = shape_values(ty)
-    if sizes is None or not all(isinstance(s, int) for s in sizes):
+    if sizes is None or not known(sizes):
         return None
     return int(math.prod(sizes))

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import relax
 
 from ..compat import Var, const_int, const_number
-from .flow import dtype_of, name_of, sizes_of
+from .flow import dtype_of, known, name_of, sizes_of
 
 Rule = Callable[[Any, Any], Any]
 
@@ -31,7 +31,7 @@ class Repeats:
             rule: takes a block builder and an operator's call, gives what stands in its place.
         """
 
-        def known(builder: Any, call: Any) -> Any:
+        def asked_once(builder: Any, call: Any) -> Any:
             described = _Described(call)
             key = described.key()
             if key is None:
@@ -45,7 +45,7 @@ class Repeats:
                 self._made[key] = made
             return result
 
-        return known
+        return asked_once
 
 
 class _Made:
@@ -107,7 +107,7 @@ class _Described:
             return None if None in parts else ("tuple", *parts)
         if isinstance(arg, relax.ShapeExpr):
             values = [const_int(size) for size in arg.values]
-            return ("shape", *values) if _known(values) else None
+            return ("shape", *values) if known(values) else None
         if isinstance(arg, Var):
             return self._tensor(arg)
         number = const_number(arg)
@@ -116,14 +116,10 @@ class _Described:
 
     def _tensor(self, var: Any) -> Any:
         sizes = sizes_of(var)
-        if sizes is None or not _known(sizes):
+        if sizes is None or not known(sizes):
             return None
         place = next((n for n, x in enumerate(self.tensors) if x.same_as(var)), None)
         if place is None:
             place = len(self.tensors)
             self.tensors.append(var)
         return ("tensor", place, dtype_of(var), *sizes)
-
-
-def _known(sizes: list[Any]) -> bool:
-    return all(isinstance(size, int) for size in sizes)

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from .flow import bindings, dtype_of, name_of, sizes_of
+from .flow import bindings, dtype_of, known, name_of, sizes_of
 from .layout import permutation
 from .library import CONVOLUTIONS, PREFIX, settings_of
 
@@ -79,7 +79,7 @@ class _Found:
         steps, padding, strides = (settings[n * axes : (n + 1) * axes] for n in range(3))
         plain = [*strides, *padding, *steps, *settings[3 * axes :]]
         sizes = sizes_of(var)
-        if sizes is None or not all(isinstance(s, int) for s in sizes):
+        if sizes is None or not known(sizes):
             return None
         if not _fits(sizes_of(x), sizes_of(gradient), sizes, strides, padding, steps):
             return None
