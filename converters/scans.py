@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fx2relax import dtypes
-from fx2relax.compat import IRBuilder, T
+from fx2relax.compat import IRBuilder, T, const_int
 from fx2relax.elements import Elements
 
 from .common import (
@@ -27,10 +27,13 @@ from .common import (
     te_call,
     tirx,
 )
+from .opaque import local
 from .reductions import full, wide
 
 aten = torch.ops.aten
 
+# How a CPU's threads and vectors take several rows at once; see the pipeline's `scans`.
+_SCAN = "fx2relax.scan"
 # What eager carries along an axis on a CPU.
 _CARRY = {"float32": "float64", "float16": "float32", "bfloat16": "float32"}
 
@@ -53,23 +56,23 @@ def _te_scan(
     """
     before, after = product(x.shape[:axis]), product(x.shape[axis + 1 :])
     length = x.shape[axis]
+    beside = const_int(after)
+    marks = {_SCAN: beside} if isinstance(beside, int) else {}
 
     def body(source: Any, results: Sequence[Any]) -> Any:
         with IRBuilder() as builder:
             data = Elements(source)
             outs = [Elements(r) for r in results]
-            with T.parallel(0, before * after) as row:
+            with T.parallel(0, before * after, annotations=marks) as row:
                 start = (row // after) * length * after + row % after
-                state = [Elements(T.decl_buffer([1], kind, scope="local")) for kind, _ in carried]
+                state = [local(kind) for kind, _ in carried]
                 for variable, (_, first) in zip(state, carried, strict=True):
                     variable[0] = first
                 with T.serial(0, length) as k:
                     at = start + k * after
                     values = step([s[0] for s in state], data[at], k)
                     # All are computed before any is stored.
-                    fresh = [
-                        Elements(T.decl_buffer([1], kind, scope="local")) for kind, _ in carried
-                    ]
+                    fresh = [local(kind) for kind, _ in carried]
                     for new, value in zip(fresh, values, strict=True):
                         new[0] = value
                     for variable, new in zip(state, fresh, strict=True):

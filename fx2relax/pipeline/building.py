@@ -42,6 +42,7 @@ from .products import use_contractions
 from .relaid import use_channels_last
 from .reuse import reuse
 from .shared import Unlinked, library_or_objects, link_here, linker, shared_library
+from .softmax import softmax
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 from .turns import join_turns
@@ -103,7 +104,7 @@ def lower(
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
-        mod = fuse(legalize(mod), target)
+        mod = fuse(legalize(mod, {"relax.nn.softmax": softmax}), target)
         stages.note("fused", mod=mod, target=target)
         mod = schedule_kernels(mod, target, known)
         mod = pack(mod) if library == "torch" else mod

@@ -20,7 +20,7 @@ CASCADE = "fx2relax.cascade"
 TERMS = 32  # of a sum that is left as it is
 # Sums whose length is not known have larger blocks and so many levels: more would cost the short.
 _LARGER, _LEVELS = 64, 2
-_LANES = 16  # of a vector, which are added up one by one in the end
+_LANES = 16  # of a vector; what is left of it is added up one by one in the end
 
 #: The statement that adds something to a `Place`.
 Adding = Callable[[Any], Any]

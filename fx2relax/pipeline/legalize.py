@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tvm
@@ -30,10 +31,15 @@ _DISPATCHED = frozenset(
 )
 
 
-def legalize(mod: Any) -> Any:
-    """Turn every high-level operator into a `call_tir` of a kernel."""
+def legalize(mod: Any, own: Mapping[str, Rule] | None = None) -> Any:
+    """Turn every high-level operator into a `call_tir` of a kernel.
+
+    Args:
+        mod: with high-level operators.
+        own: rules of one kind of device, which go before all others.
+    """
     repeats = Repeats()
-    rules = {name: repeats.once(rule) for name, rule in _rules_of(mod).items()}
+    rules = {name: repeats.once(rule) for name, rule in {**_rules_of(mod), **(own or {})}.items()}
     return tvm.transform.Sequential(
         [
             relax.backend.DispatchSampling(),

@@ -123,9 +123,13 @@ class _Partial:
             count //= 2
             half = count * lanes
             stmts.append(self.vectors(count, lambda k, half=half: self.join(k, k + half)))
-        stmts.append(counted("lane", dtype, lanes, self.fold, tirx.ForKind.UNROLLED))
-        if self.length is None or self.length % lanes:
-            start = done + single * lanes
+        # One lane after another would wait for each sum in turn: 64 cycles for 16 of them.
+        while lanes > 1:
+            lanes //= 2
+            stmts.append(self.halved(lanes))
+        stmts.append(self.fold(tirx.const(0, dtype)))
+        if self.length is None or self.length % self.lanes:
+            start = done + single * self.lanes
             body = self.store
             stmts.append(
                 counted(
@@ -173,6 +177,11 @@ class _Partial:
             )
 
         return counted("acc", self.dtype, count, one, tirx.ForKind.UNROLLED)
+
+    def halved(self, lanes: int) -> Any:
+        """The upper of twice as many lanes joined to the lower."""
+        kind = tirx.ForKind.VECTORIZED if lanes > 1 else tirx.ForKind.UNROLLED
+        return counted("lane", self.dtype, lanes, lambda j: self.join(j, j + lanes), kind)
 
     def add(self, part: Any, k: Any, at: Any) -> Any:
         return self.plus(part, k, Substitute({self.loop.loop_var: at}).expr(self.element))

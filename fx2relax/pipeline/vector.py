@@ -15,6 +15,7 @@ from tvm import tirx
 from .bounded import bounded
 from .cascade import CASCADE, cascaded
 from .partial import reduce_loop, running
+from .scans import SCAN, scanned
 from .shared_sums import SHARE, shared
 from .tiles import registers
 from .tir import Rewriter, Substitute, TensorLoad, counted, length_of, rebuild_for, uses
@@ -31,6 +32,8 @@ class Vectorize(Rewriter):
 
     def visit_For(self, node: Any) -> Any:
         """A marked loop, or what is inside any other."""
+        if SCAN in node.annotations:
+            return self.stmt(scanned(node))
         if SHARE in node.annotations:
             return self.stmt(shared(node, running, VECTOR))
         if CASCADE in node.annotations:
