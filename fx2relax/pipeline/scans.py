@@ -1,4 +1,4 @@
-"""Scans along one axis, of several rows at once or of several elements.
+"""Scans along one axis, of several rows at once.
 
 A converter writes a scan as a loop over rows, each of which goes from element to element. Each step
 waits for the one before it, and where the axis is not the last, reads another line of cache. Here
@@ -29,7 +29,7 @@ _THREADS = 2  # as few as there may be
 
 
 def scanned(loop: Any) -> Any:
-    """The loop over rows as one over groups of them, or over rows by vectors."""
+    """The loop over rows as one over groups of them."""
     try:
         return _Scan(loop).stmt()
     except NotHandled:
@@ -52,10 +52,9 @@ class _Scan:
         if not isinstance(self.walk, tirx.For):
             raise NotHandled("scan")
         self.kind = loop.kind
-        self.size = _size(self.walk.body)
         rows, steps = length_of(loop.extent), length_of(self.walk.extent)
         if rows is not None and steps is not None:
-            work = rows * steps * (self.size / _NODES)
+            work = rows * steps * _size(self.walk.body) / _NODES
             if not worth(work, _THREADS):
                 self.kind = tirx.ForKind.SERIAL
 
@@ -101,6 +100,8 @@ class _Scan:
         rows = self.loop.extent
         size = self.number(_VECTOR)
         length = length_of(rows)
+        if length is not None and length < _VECTOR:  # several threads still share them
+            return rebuilt(self.loop, rows, self.loop.body, self.kind, marked=False)
 
         def turn(i: Any) -> Any:
             several = self.tiled(i * size)
