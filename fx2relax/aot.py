@@ -6,6 +6,7 @@ environment variable asks for: sixty modules, a tenth of what a second process t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,3 +88,19 @@ def called(boxed: Callable[[list[Any]], Any]) -> Callable[..., Any]:
             return boxed(list(arguments))
 
     return disable(call, reason="a compiled graph is not traced")  # type: ignore[no-any-return]
+
+
+def leave_transforms(depth: int) -> None:
+    """Leave the levels of `torch.func` that a trace entered before it failed.
+
+    Args:
+        depth: how many there were before.
+    """
+    functorch = torch._C._functorch
+    while functorch.get_dynamic_layer_stack_depth() > depth:
+        # PyTorch's function that leaves many removes each of them twice in torch 2.11.
+        kind = functorch.peek_interpreter_stack().key().name.lower()
+        getattr(functorch, f"_{'func' if kind == 'functionalize' else kind}_decrement_nesting")()
+    if depth == 0:
+        with contextlib.suppress(RuntimeError):  # there was no such level
+            torch._C._exit_dual_level(level=0)

@@ -135,7 +135,7 @@ def _compiled(
             raise
         except Exception as error:
             # AOTAutograd has operators that it does not take apart, under any backend.
-            _leave_transforms(depth)
+            aot.leave_transforms(depth)
             if chosen.on_unsupported == "raise":
                 raise
             stages.note("untraced", graph=graph_module, error=error)
@@ -147,14 +147,6 @@ def _compiled(
             )
             _count_eager(graph_module, 0.0)
             return graph_module.forward
-
-
-def _leave_transforms(depth: int) -> None:
-    """Leave the levels of `torch.func` that a trace entered before it failed."""
-    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-    if depth == 0:
-        with contextlib.suppress(RuntimeError):  # there was no such level
-            torch._C._exit_dual_level(level=0)
 
 
 def _tangent_strides(graph_module: torch.fx.GraphModule) -> contextlib.AbstractContextManager[Any]:

@@ -19,9 +19,9 @@ struct Entry {
   TVMFFIObjectHandle fallback;
 };
 
-// What PyTorch said last; only its newer releases tell.
+// What PyTorch said last; only releases that know this name of one tell.
 const char* message() {
-#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
+#if defined(TORCH_VERSION_2_13_0) && TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
   return torch_exception_get_what_without_backtrace();
 #else
   return "PyTorch's kernel has failed";
