@@ -45,6 +45,8 @@ class Calling:
             of its arguments among what the function takes.
         weights: shape and dtype (TVM's name) of each weight that it takes; none where one is no
             tensor, or has sizes that are symbols.
+        line: what the function does, step by step, where its caller can do the same without it;
+            see `pipeline.straight`.
     """
 
     results: int
@@ -54,6 +56,7 @@ class Calling:
     implied: tuple[tuple[int, int, int], ...] = ()
     kernel: tuple[str, tuple[int, ...]] | None = None
     weights: tuple[tuple[tuple[int, ...], str], ...] = ()
+    line: tuple[Any, ...] = ()
 
     def spelled(self) -> list[Any]:
         """All of it as JSON has it, for `read`."""

@@ -38,8 +38,11 @@ _CHECKED = frozenset(
 _LOOPS = frozenset(
     f"aten::{name}" for name in ("digamma", "erfinv", "i0", "igamma", "igammac", "polygamma")
 )
-# On a GPU alone, so that no converter knows them; the first are those of `runtime.guarded`.
-_OF_CUDA = frozenset({"fx2relax::addmm_activation", "fx2relax::convolution_relu"}) | frozenset(
+# On a GPU alone, so that no converter knows them; the first are those of `runtime.guarded`
+# and `runtime.recurrent`.
+_OF_CUDA = frozenset(
+    f"fx2relax::{name}" for name in ("addmm_activation", "convolution_relu", "recurrent_layers")
+) | frozenset(
     f"aten::{name}"
     for name in (
         *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),

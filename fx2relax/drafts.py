@@ -175,8 +175,9 @@ class Draft:
         census = pipeline.census(lowered)
         leading = imported.num_input + bool(imported.solved)
         with stages.timed("plan memory"):
-            into = changing(imported) if self.device.type == "cpu" else {}
-            ready, calling = pipeline.give(lowered, imported.name, leading, into)
+            gpu = self.device.type != "cpu"
+            into = {} if gpu else changing(imported)
+            ready, calling = pipeline.give(lowered, imported.name, leading, into, gpu)
         stages.note("lowered", mod=lowered, ready=ready, library=way, name=imported.name)
         with stages.timed("name kernels"):
             kernels = self._kernels(noted, lowered, ready)

@@ -3,7 +3,8 @@
 ATen has no operator for one direction of one recurrent layer that has a gradient of its own:
 PyTorch traces a training step, and every GRU, cell by cell, hundreds of nodes for a sentence, and
 leaves out the dropout between layers. Here a layer is one matrix product over all time steps and
-one `fx2relax::recurrence`, whose gradient is one `fx2relax::recurrence_backward`.
+one `fx2relax::recurrence`, whose gradient is one `fx2relax::recurrence_backward`. On a GPU, where
+nothing is trained, all layers are one `fx2relax::recurrent_layers`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from fx2relax.recurrent_cells import backward_cell, forward_cell, saved_widths
+from fx2relax.runtime.recurrent import recurrent_layers
 from fx2relax.whole import is_active
 
 __all__ = ["recurrence", "recurrence_backward"]
@@ -293,12 +295,22 @@ def _input_kernel(mode: str) -> Callable[..., tuple[Tensor, ...]]:
     ) -> tuple[Tensor, ...]:
         h0, c0 = hx if mode == "lstm" else (hx, None)
         x = input.transpose(0, 1) if batch_first else input
-        y, *states = _layers(
-            mode, x, h0, c0, params, has_biases, num_layers, dropout, train, bidirectional
-        )
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, h0, *params))
+        if _on_gpu(x) and not learns and not (train and dropout):
+            y, *states = recurrent_layers(
+                x, h0, c0, params, mode, has_biases, num_layers, bidirectional
+            )
+        else:
+            y, *states = _layers(
+                mode, x, h0, c0, params, has_biases, num_layers, dropout, train, bidirectional
+            )
         return (y.transpose(0, 1) if batch_first else y, *states)
 
     return kernel
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _packed_kernel(mode: str) -> Callable[..., tuple[Tensor, ...]]:

@@ -162,7 +162,7 @@ class TorchCall:
         # do the strides of what Relax has no type for, which is returned as it is. Some products
         # are only made of matrices that lie in a certain way.
         strided = (
-            is_random(node.target)
+            draws(node)
             or _reads_strides(node.target)
             or not all(
                 is_held(v) for v in pytree.tree_leaves(self.val) if isinstance(v, torch.Tensor)
@@ -228,6 +228,16 @@ class TorchCall:
         order = order_of(val) if self.free else None
         self._orders.append(order)
         return order
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether operands are passed on as they are, but for the order of their axes."""
+        return not (self._complex or self.collective or any(self._floats) or any(self._layouts))
+
+    @property
+    def orders(self) -> list[Order | None]:
+        """What `lays` gave for each of the results."""
+        return self._orders
 
     def results(self, found: Any) -> Any:
         """What the operator returned, with the axes of its tensors in the order of `lays`."""

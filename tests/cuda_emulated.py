@@ -32,6 +32,7 @@ from fx2relax.pipeline import building
 from fx2relax.pipeline.cuda import with_host
 from fx2relax.pipeline.launches import PIPELINE, calls_of, on_device
 from fx2relax.pipeline.precise import precise_sources
+from fx2relax.runtime import program
 from fx2relax.runtime.compilers import find_compiler
 
 _HEADER = Path(__file__).with_name("cuda_emulated.h")
@@ -58,6 +59,7 @@ class GPU:
         self.folder = folder
         self.kernels: dict[str, str] = {}
         self.backwards = False
+        self._functions: dict[str, Any] = {}  # of the last program
         with gpus_of(arch):
             self._target = tvm.target.Target(devices.facts(torch.device("cuda:0")))
 
@@ -66,10 +68,14 @@ class GPU:
         lifted = how["lift_weights"]
         return building.lower(mod, target=self._target, library="none", lift_weights=lifted)
 
-    def give(self, lowered: Any, name: str, leading: int, into: Any = None) -> Any:
-        """`pipeline.give`; the kernels are called by the virtual machine alone."""
-        ready, calling = building.give(lowered, name, leading, into)
+    def give(self, lowered: Any, name: str, leading: int, into: Any, on_gpu: bool) -> Any:
+        """`pipeline.give`; no kernel is called without the line of steps that it is in."""
+        ready, calling = building.give(lowered, name, leading, {}, True)
         return ready, replace(calling, kernel=None)
+
+    def kernel(self, module: Any, name: str) -> Any:
+        """`program._kernel`, of the program that was compiled last."""
+        return self._functions.get(name)
 
     def machine_code(self, mod: Any, **how: Any) -> Any:
         """`pipeline.machine_code`, where kernels are functions that TVM knows by name."""
@@ -81,9 +87,12 @@ class GPU:
             self.kernels |= text.kernels
             kernels = _compiled(text, launches, self.folder)
             code.import_module(kernels)
+        self._functions = {}
         for name in _kernels(mod):
             function = self._checked(name.name_hint, code[name.name_hint], kernels)
-            tvm_ffi.register_global_func(prefix + name.name_hint, function)
+            full = prefix + name.name_hint
+            tvm_ffi.register_global_func(full, function)
+            self._functions[name.name_hint] = tvm_ffi.get_global_func(full)
         return building.machine_code(_calling(mod, prefix), **how)
 
     def _checked(self, name: str, function: Any, kernels: Any) -> Any:
@@ -116,6 +125,7 @@ def emulated(folder: Path, arch: int = 80) -> Iterator[GPU]:
     own = {"lower": gpu.lower, "give": gpu.give, "machine_code": gpu.machine_code}
     with (
         mock.patch.object(drafts, "pipeline", SimpleNamespace(**names, **own)),
+        mock.patch.object(program, "_kernel", gpu.kernel),
         mock.patch.dict(os.environ, {"FX2RELAX_COMPILE_PROCESS": "0"}),
     ):
         yield gpu

@@ -22,6 +22,7 @@ from fx2relax.capture_source import GraphSource
 from fx2relax.gpu_rewrites import rewritten
 from fx2relax.layouts import dense_permutation
 from fx2relax.params import InputSpec
+from fx2relax.pipeline import building
 
 GPU = torch.device("cuda:0")
 
@@ -105,8 +106,14 @@ def as_on_gpu() -> Iterator[list[Any]]:
         graphs.append(rewritten(graph, specs))
         return original(graphs[-1], specs, *rest)
 
+    give = building.give
+
+    def given(lowered: Any, name: str, leading: int, into: Any, on_gpu: bool) -> Any:
+        return give(lowered, name, leading, {}, True)
+
     with (
         mock.patch.object(programs, "draft_of", draft_of),
+        mock.patch.object(building, "give", given),
         mock.patch.object(cuda_routes, "on_cuda", return_value=True),
         mock.patch.dict("os.environ", {"FX2RELAX_COMPILE_PROCESS": "0"}),
     ):

@@ -66,6 +66,19 @@ def test_a_program_that_is_wrong_is_not_run_again(
         _compared(lambda x: x + x, run, strict=True)((x,))
 
 
+def test_rounding_may_move_a_result_as_far_as_it_moves_eagers() -> None:
+    def steep(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1e6).sin()
+
+    x = torch.tensor([0.1, 0.3, 0.5, 0.7])
+    moved = (steep(x) + torch.tensor([0.0, 0.05, 0.0, 0.0]),)
+    assert torch.equal(_compared(steep, lambda a: moved, strict=True)((x,))[0], moved[0])
+    with pytest.raises(BuildFailure, match="off by 3"):
+        _compared(steep, lambda a: (steep(*a) + 3,), strict=True)((x,))
+    with pytest.raises(BuildFailure, match="is off by 0"):
+        _compared(lambda x: x.sin(), lambda a: (a[0].sin() + 0.05,), strict=True)((x,))
+
+
 def test_whole_numbers_may_differ_where_values_are_nearly_equal() -> None:
     many = torch.arange(1000)
     one, some = many.clone(), many.clone()

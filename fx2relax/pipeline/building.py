@@ -43,6 +43,7 @@ from .relaid import use_channels_last
 from .reuse import reuse
 from .shared import Unlinked, library_or_objects, link_here, linker, shared_library
 from .softmax import softmax
+from .straight import straight
 from .target import as_target, without_loop_vectorizer
 from .threads import share_threads
 from .turns import join_turns
@@ -140,7 +141,11 @@ def assemble(lowered: Any, *, target: Any = None) -> Any:
 
 
 def give(
-    lowered: Any, name: str, leading: int, into: Mapping[int, int] | None = None
+    lowered: Any,
+    name: str,
+    leading: int,
+    into: Mapping[int, int] | None = None,
+    on_gpu: bool = False,
 ) -> tuple[Any, Calling]:
     """Let a function of what `lower` returned take the memory of its results.
 
@@ -149,12 +154,14 @@ def give(
         name: the function's.
         leading: how many parameters it has left of its weights.
         into: see `give_results`.
+        on_gpu: whether its caller may do what it does, see `straight`.
 
     Returns:
         a module for `machine_code` or `library_code`, and how the function is called.
     """
     mod, calling = give_results(_with_memory(lowered), name, leading, into or {})
-    return reuse(mod), calling
+    mod = reuse(mod)
+    return straight(mod, name, calling) if on_gpu else (mod, calling)
 
 
 def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:

@@ -27,21 +27,32 @@ class Gpu:
         self._device = device
         self._where = tvm_runtime.device(str(device))
 
-    def entered(self, call: Call) -> Call:
+    def entered(self, call: Call, in_torch: bool = False) -> Call:
         """A call on this GPU and on its current stream, whichever GPU the caller is on.
 
         TVM launches kernels on a stream of its own notion, and leaves the GPU that it last set.
         Nothing waits for the kernels.
+
+        Args:
+            call: the program's.
+            in_torch: whether it hands PyTorch's tensors to each kernel, which then is launched on
+                the current stream of PyTorch's anyway.
         """
         device, where = self._device, self._where
 
         def on_stream(arguments: Sequence[Any]) -> list[Any]:
-            with torch.cuda.device(device):
+            with torch.cuda.device(device), torch.no_grad():
                 stream = torch.cuda.current_stream(device).cuda_stream
                 with tvm_ffi.use_raw_stream(where, stream):
                     return call(arguments)
 
-        return on_stream
+        def at_once(arguments: Sequence[Any]) -> list[Any]:
+            if _current() == index and not torch.is_grad_enabled():
+                return call(arguments)
+            return on_stream(arguments)
+
+        index, _current = device.index, torch.cuda.current_device
+        return at_once if in_torch else on_stream
 
     def streams(self, made: list[Any]) -> Callable[[], None]:
         """Keep tensors that were just made on the current stream in order among all streams.

@@ -35,7 +35,8 @@ class Way:
         outputs: the graph's.
         values: what the lines name: ``machines``, whose ``own`` is this thread's
             `program.Entry`; ``FORK``, for which that waits; ``kernel``, its one kernel, or None;
-            ``solve``, which makes the parameter of solved symbols of the arguments, or None;
+            ``straight``, its `straight.Straight`, or None; ``expect``, which looks at arguments
+            then; ``solve``, which makes the parameter of solved symbols of the arguments, or None;
             ``weights``, which makes the list of what stands right of the inputs of them, or None;
             ``weight_count``; ``fail``, which makes the exception of the arguments and an error;
             ``own``, which copies results that share memory.
@@ -61,6 +62,7 @@ class Way:
         self._results = results(calling, outputs, kind)
         self._weights = values["weights"] is not None
         self._kernel = values["kernel"] is not None
+        self._straight = values["straight"]
         self._names = {
             **self._results.values,
             **values,
@@ -73,9 +75,12 @@ class Way:
         for i, spec in enumerate(self._inputs):
             self._names[f"input{i}"] = spec
         # Nothing that they see leads back to them, so that a program that is dropped is gone.
+        lines = [*self._checked(), *self._direct()]
+        if self._straight is not None:
+            self._names |= self._straight.values
+            profiled = {**profiled, **self._straight.profiled}
         names = {**self._names, **profiled}
         self._names |= {"PROFILER": PROFILER, "profiled": _Written(self._checked(), names)}
-        lines = [*self._checked(), *self._direct()]
         exec(compile("\n".join(lines), "<fx2relax program>", "exec"), self._names)
         # Taken out of what they see, so that they are freed as soon as nothing else holds them.
         self.checked: Callable[[Sequence[Any]], list[Any]] = self._names.pop("checked")
@@ -92,6 +97,8 @@ class Way:
         lines = ["def checked(a):", "    try:"]
         for i, spec in enumerate(self._inputs):
             lines.append(f"        v{i} = argument(input{i}, a[{spec.position}])")
+        if self._straight is not None:
+            lines.append("        expect(a)")
         lines += self._call()
         # What has gone well once can go the short way the next time.
         tensors = ", ".join(f"a[{spec.position}]" for spec in self._guarded)
@@ -142,27 +149,36 @@ class Way:
         if self._weights:
             lines.append("w = weights(a)")
         if self._kernel and self._calling.kernel is not None:
-            lines.append(f"kernel({', '.join(self._kernel_arguments(taken))})")
+            arguments = self._places(taken)
+            given = [arguments[place] for place in self._calling.kernel[1]]
+            lines.append(f"kernel({', '.join(given)})")
+        elif self._straight is not None:
+            lines += ["if straight.watched:", *_inside(self._by_machine(taken)), "else:"]
+            lines += _inside(self._straight.lines(self._places(taken)))
         else:
-            passed = [*taken, *(["*w"] if self._weights else []), *self._results.memory]
-            lines += ["entry = machines.own", "entry.inside += 1", "try:"]
-            lines.append("    if FORK.closed: FORK.wait(entry)")
-            lines.append(f"    returned = entry.main({', '.join(passed)})")
-            if self._calling.results - len(self._calling.given) - len(self._calling.known):
-                lines.append("    entry.release()")
-            lines.append("finally: entry.inside -= 1")
+            lines += self._by_machine(taken)
         return [
             *(f"        {line}" for line in lines),
             "    except Exception as error:",
             "        raise fail(a, error) from None",
         ]
 
-    def _kernel_arguments(self, taken: list[str]) -> list[str]:
-        assert self._calling.kernel is not None
-        _, places = self._calling.kernel
+    def _by_machine(self, taken: list[str]) -> list[str]:
+        """The lines of a call of the virtual machine."""
+        passed = [*taken, *(["*w"] if self._weights else []), *self._results.memory]
+        lines = ["entry = machines.own", "entry.inside += 1", "try:"]
+        lines.append("    if FORK.closed: FORK.wait(entry)")
+        lines.append(f"    returned = entry.main({', '.join(passed)})")
+        if self._calling.results - len(self._calling.given) - len(self._calling.known):
+            lines.append("    entry.release()")
+        return [*lines, "finally: entry.inside -= 1"]
+
+    def _places(self, taken: list[str]) -> list[str]:
+        """What the function takes, in order."""
         count, memory = self._names["weight_count"], self._results.memory
-        names = [*taken, *(f"w[{i}]" for i in range(count)), *memory]
-        return [names[place] for place in places]
+        if self._straight is not None:  # of weights it may have made another number of tensors
+            count = self._straight.count - len(taken) - len(memory)
+        return [*taken, *(f"w[{i}]" for i in range(count)), *memory]
 
     def _size(self, param: int, axis: int) -> str:
         if param == len(self._inputs):
@@ -175,6 +191,10 @@ class Way:
     def _finish(self) -> list[str]:
         lines = [*self._results.after, f"return [{', '.join(self._results.outputs)}]"]
         return [f"    {line}" for line in lines]
+
+
+def _inside(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 class _Written:

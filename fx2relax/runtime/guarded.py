@@ -144,8 +144,7 @@ def _guarded(
     Raises:
         what `apart` raises, and what says that the GPU has failed or its memory is full.
     """
-    key = kind, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-    if key in _refused:
+    if _refused and _key(kind, tensors) in _refused:
         return apart()
     try:
         return fused()
@@ -155,6 +154,17 @@ def _guarded(
         result = apart()
         if len(_refused) >= _MOST:
             _refused.clear()
-        _refused.add(key)
+        _refused.add(_key(kind, tensors))
         _log.info("%s %s is made of separate calls: %s", kind[0], tensors[0].shape, error)
         return result
+
+
+def _key(kind: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Any:
+    return kind, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+
+
+#: The operators' own functions, without PyTorch's dispatcher before them.
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "fx2relax::addmm_activation": _addmm_activation,
+    "fx2relax::convolution_relu": _convolution_relu,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import traceback
 import weakref
@@ -27,6 +28,7 @@ from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.results import heap_bytes
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.stand_ins import StandIns
+from fx2relax.runtime.straight import Straight
 from fx2relax.runtime.weights import Weights
 
 # Weights of fewer bytes leave nothing behind that is worth a walk over the heap.
@@ -79,7 +81,9 @@ class Program:
         #: How many bytes of weights it makes something else of, which it holds from then on.
         self.made_of = size if lifted else 0
         lift = _Transform(executable, where, transform, size) if lifted else None
-        weights = Weights(frozen, lift, None if gpu is None else gpu.streams)
+        self._straight = _straight(machines.own.machine, imported, calling, self.device, kernels)
+        streams = None if gpu is None else gpu.streams
+        weights = Weights(frozen, lift, streams, self._straight is not None)
         parts = _Parts(imported, self.device, weights)
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
         if gpu is None and trains:
@@ -92,6 +96,8 @@ class Program:
             "FORK": FORK,
             "machines": machines,
             "kernel": kernel,
+            "straight": self._straight,
+            "expect": parts.expect,
             "solve": solver.solve if solver is not None else None,
             "weights": parts.ready if frozen else None,
             "weight_count": len(frozen),
@@ -117,7 +123,7 @@ class Program:
         #: The same as a call, of a tuple of arguments; it does without the program.
         self.call: Callable[[Sequence[Any]], list[Any]] = way.direct
         if gpu is not None:
-            self.call = gpu.entered(way.direct)
+            self.call = gpu.entered(way.direct, self._straight is not None)
 
     def __call__(self, *arguments: Any) -> list[Any]:
         return self.call(arguments)
@@ -131,9 +137,13 @@ class Program:
         """
         machine = self._machines.own.machine
         machine["set_instrument"](instrument)
+        if self._straight is not None:
+            self._straight.watched = True
         try:
             yield
         finally:
+            if self._straight is not None:
+                self._straight.watched = False
             self._machines.renew()  # there is no way to take one back
 
     @property
@@ -191,6 +201,16 @@ class _Parts:
         finally:
             self._weights = self._made
 
+    def expect(self, arguments: Sequence[Any]) -> None:
+        """Look at arguments that no virtual machine will.
+
+        Raises:
+            ArgumentError: one is not as the program takes it.
+        """
+        for spec in self.imported.params:
+            if spec.position >= 0:
+                self._look(spec, arguments)
+
     def forget(self) -> None:
         """Let go of what was made of the weights."""
         self._made.forget()
@@ -230,14 +250,17 @@ class _Parts:
 
     def _explain(self, arguments: Sequence[Any], error: Exception) -> None:
         """Turn a failed call into an ArgumentError if an argument is to blame."""
-        for spec in self.imported.params:
-            if spec.position < 0:
-                continue
-            if spec.position >= len(arguments):
-                raise ArgumentError(f"argument {spec.name!r} is missing") from error
-            reason = boundary.mismatch(spec, arguments[spec.position], self.device)
-            if reason is not None:
-                raise ArgumentError(f"argument {spec.name!r}: {reason}") from error
+        try:
+            self.expect(arguments)
+        except ArgumentError as explained:
+            raise explained from error
+
+    def _look(self, spec: InputSpec, arguments: Sequence[Any]) -> None:
+        if spec.position >= len(arguments):
+            raise ArgumentError(f"argument {spec.name!r} is missing")
+        reason = boundary.mismatch(spec, arguments[spec.position], self.device)
+        if reason is not None:
+            raise ArgumentError(f"argument {spec.name!r}: {reason}")
 
 
 def _gpu(device: torch.device) -> Any:
@@ -245,6 +268,31 @@ def _gpu(device: torch.device) -> Any:
     from fx2relax.runtime.cuda import Gpu
 
     return Gpu(device)
+
+
+def _straight(
+    machine: Any,
+    imported: Imported,
+    calling: Calling,
+    device: torch.device,
+    kernels: Sequence[tuple[str, str]],
+) -> Straight | None:
+    """The steps of a program, where a call can do without the virtual machine."""
+    if not calling.line:
+        return None
+    constants = f"{imported.name}_constants"
+    known = machine.module.implements_function(constants)
+    try:
+        return Straight(
+            calling.line,
+            functools.partial(_kernel, machine.module),
+            imported.torch_calls,
+            list(map(boundary.result, machine[constants]())) if known else [],
+            device.type,
+            kernels,
+        )
+    except LookupError:
+        return None
 
 
 def _varies(spec: InputSpec) -> bool:

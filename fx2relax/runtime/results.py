@@ -73,7 +73,7 @@ class _Writer:
         self.given = {given.index: given for given in calling.given}
         self.known = dict(calling.known)
         self.values: dict[str, Any] = {
-            "empty": _allocator(kind),
+            "empty": allocator(kind),
             "in_large_pages": in_large_pages,
             "as_real": torch.view_as_real,
             "ready": boundary.ready,
@@ -179,7 +179,7 @@ def _tuple(sizes: Sequence[Size]) -> str:
     return f"({', '.join(map(str, sizes))},)" if sizes else "()"
 
 
-def _allocator(kind: str) -> Any:
+def allocator(kind: str) -> Any:
     """What `empty(shape, strides, dtype)` calls: PyTorch's own short way, where it has it."""
     short = getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None)
     if short is None:

@@ -15,6 +15,7 @@ from fx2relax.collectives import waited
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
 from fx2relax.locks import own
 from fx2relax.runtime import guarded as guarded  # registers operators of programs on disk
+from fx2relax.runtime import recurrent as recurrent  # the same
 from fx2relax.runtime.boundary import Opaque, ready
 from fx2relax.runtime.owned import remember
 from fx2relax.torch_calls import TorchCall
@@ -22,29 +23,53 @@ from fx2relax.torch_calls import TorchCall
 
 def packed(call: TorchCall) -> Callable[..., Any]:
     """The function that the Relax program calls: TVM tensors in, torch tensors out."""
-    target: Any = call.target
 
     def run(*operands: Any) -> Any:
         given = operands[: len(operands) - call.extra_operands]
-        args, kwargs = call.arguments([_to_torch(o) for o in given])
-        try:
-            with torch.no_grad():
-                result = target(*args, **kwargs)
-                if call.collective:
-                    # Of the tensors that TVM hands on, `wait_tensor` would know nothing; and the
-                    # operands may lie in memory that TVM uses again.
-                    result = waited(result)
-        except Exception as error:
-            call.raised(error)  # TVM hands on a message and one of Python's own kinds
-            raise
-        addresses = {
-            value.untyped_storage().data_ptr()
-            for value in pytree.tree_leaves((args, kwargs))
-            if isinstance(value, torch.Tensor)
-        }
-        return _to_tvm(call.results(result), addresses)
+        return _to_tvm(*_made(call, [_to_torch(o) for o in given]))
 
     return run
+
+
+def plain(call: TorchCall) -> Callable[..., Any]:
+    """The same of PyTorch's tensors: what it returns shares no memory with an operand."""
+
+    def run(*operands: Any) -> Any:
+        result, addresses = _made(call, list(operands))
+        return pytree.tree_map_only(torch.Tensor, lambda r: _apart(r, addresses), result)
+
+    return run
+
+
+def _made(call: TorchCall, operands: list[Any]) -> tuple[Any, set[int]]:
+    """What an operator returns, and the memory of its operands."""
+    target: Any = call.target
+    args, kwargs = call.arguments(operands)
+    try:
+        with torch.no_grad():
+            result = target(*args, **kwargs)
+            if call.collective:
+                # Of the tensors that TVM hands on, `wait_tensor` would know nothing; and the
+                # operands may lie in memory that TVM uses again.
+                result = waited(result)
+    except Exception as error:
+        call.raised(error)  # TVM hands on a message and one of Python's own kinds
+        raise
+    addresses = {
+        value.untyped_storage().data_ptr()
+        for value in pytree.tree_leaves((args, kwargs))
+        if isinstance(value, torch.Tensor)
+    }
+    return call.results(result), addresses
+
+
+def _apart(result: torch.Tensor, addresses: set[int]) -> torch.Tensor:
+    """A result as kernels take it; TVM plans memory by its own uses, and may write to operands."""
+    if result.layout is not torch.strided or result.is_quantized:
+        return result
+    if result.numel() and result.untyped_storage().data_ptr() in addresses:
+        result = result.clone()
+    return ready(result)
 
 
 def _to_torch(value: Any) -> Any:
@@ -61,10 +86,7 @@ def _to_tvm(result: Any, addresses: set[int]) -> Any:
     if isinstance(result, torch.Tensor):
         if result.layout is not torch.strided or result.is_quantized:
             return Opaque(result)
-        # TVM plans memory by its own uses: a result must not share an operand's storage.
-        if result.numel() and result.untyped_storage().data_ptr() in addresses:
-            result = result.clone()
-        result = ready(result)
+        result = _apart(result, addresses)
         if result.is_cuda:
             remember(result)
         return result

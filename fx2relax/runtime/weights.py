@@ -38,6 +38,7 @@ class Weights:
             weights themselves.
         streams: keeps what was made in order among the streams of a GPU: a function of these
             tensors that returns what each call asks first; None for the processor.
+        in_torch: whether the program takes PyTorch's tensors.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class Weights:
         specs: Sequence[InputSpec],
         transform: Any | None,
         streams: Callable[[list[Any]], Callable[[], None]] | None = None,
+        in_torch: bool = False,
     ) -> None:
-        self._specs = list(specs)
+        self._specs, self._in_torch = list(specs), in_torch
         self._transform, self._streams = transform, streams
         self._sets: dict[tuple[int, ...], _Made] = {}
         self._last: _Made | None = None
@@ -95,7 +97,7 @@ class Weights:
             boundary.argument(spec, weight.detach())
             for spec, weight in zip(self._specs, weights, strict=True)
         ]
-        tensors = [from_torch(tensor) for tensor in prepared]
+        tensors = prepared if self._in_torch else [from_torch(tensor) for tensor in prepared]
         copied = [
             weight
             for weight, tensor in zip(weights, prepared, strict=True)
@@ -103,6 +105,8 @@ class Weights:
         ]
         if self._transform is not None:
             tensors = list(self._transform(tuple(tensors)))
+            if self._in_torch:
+                tensors = list(map(boundary.result, tensors))
             copied = list(weights)
         probes = [probe for weight in copied for probe in _probes(weight)]
         return _Made(
