@@ -47,6 +47,7 @@ from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.clocks import Clock
 from fx2relax.collecting import begin_tracing, end_tracing, set_aside
 from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
+from fx2relax.gpu_indices import make_on_gpu
 from fx2relax.graph_inputs import metadata_of_trace, plain_specs, written_inputs
 from fx2relax.imported import Imported
 from fx2relax.layouts import overlaps
@@ -293,6 +294,7 @@ class _Compiler:
         phase: str,
         watch: bool,
     ) -> Call:
+        make_on_gpu(graph)
         device = self.device = devices.of_graph(graph)
         # The tuner measures kernels for the processor.
         options = self.options if device.type == "cpu" else replace(self.options, tune=None)
