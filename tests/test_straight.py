@@ -177,8 +177,49 @@ def test_an_operators_own_error_is_raised() -> None:
     close(fast(2 * x), solved(2 * x))
 
 
-def test_sizes_that_are_not_known_are_left_to_the_machine() -> None:
-    _, program = compiled(lambda x: (x @ x.t()).exp(), torch.randn(5, 4), dynamic=True)
+def test_sizes_of_the_call(no_machine: list[Any]) -> None:
+    model = Block().eval()
+    with torch.no_grad():
+        fast, program = compiled(model, torch.randn(3, 5, 16), dynamic=True)
+        assert program._straight is not None
+        for batch, length in ((2, 4), (7, 3), (4, 9)):
+            x = torch.randn(batch, length, 16)
+            close(fast(x), model(x))
+    assert no_machine == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x[1:] * 2).exp() + x.shape[0],
+        lambda x: torch.cat([x, x.flip(0)]).cumsum(0) * 2,
+        lambda x: x.new_zeros(x.shape[0] * 2, 3) + x.repeat(2, 1).sin(),
+        lambda x: (x @ x.t()).softmax(-1) @ torch.arange(x.shape[0]).to(x.dtype).exp(),
+        lambda x: torch.roll(x, x.shape[0] // 2, 0).sin() + 1,
+    ],
+)
+def test_sizes_that_are_worked_out(function: Callable[..., Any]) -> None:
+    fast, program = compiled(function, torch.randn(6, 3), dynamic=True)
+    assert program._straight is not None
+    for rows in (5, 2, 9):
+        x = torch.randn(rows, 3)
+        close(fast(x), function(x))
+
+
+def test_a_size_that_comes_to_nothing_is_left_to_the_machine() -> None:
+    function = lambda x: ((x[2:] * 2) @ x.t() + 1, x.sin())  # noqa: E731
+    x = torch.randn(6, 3)
+    fast, program = compiled(function, x, dynamic=True)
+    assert "not (n0 - 2)" in program._straight.condition
+    for rows in (5, 2, 3):
+        found, expected = fast(x[:rows]), function(x[:rows])
+        close(found, expected)
+        assert found[0].stride() == expected[0].stride()
+
+
+def test_sizes_that_depend_on_data_are_left_to_the_machine() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        _, program = compiled(lambda x: x.nonzero() * 2, torch.randn(5, 4))
     assert program._straight is None
 
 

@@ -35,6 +35,7 @@ from .library import PREFIX, use_library, use_long_attention
 from .lift import lift, without_transforms
 from .llvm_turns import generating
 from .masks import holds_masks
+from .nvrtc import compiled_lightly
 from .own_names import with_names_apart
 from .packing import only_reads, pack
 from .precise import precise_sources
@@ -180,7 +181,7 @@ def machine_code(mod: Any, *, target: Any = None, checked: bool = True) -> Any:
     mod = objects.attached(mod)
     if is_cuda(target):
         target, relax_passes = with_host(target), _to_virtual_machine()
-        with target, precise_sources():
+        with target, precise_sources(), compiled_lightly():
             return relax.build(
                 in_torch(mod), target, relax_pipeline=relax_passes, tir_pipeline=PIPELINE
             )

@@ -25,6 +25,7 @@ from .gpu_memory import with_given_memory
 from .launches import PIPELINE, NoLaunch, check
 from .legalize import legalize
 from .lift import lift
+from .nvrtc import compiled_lightly
 from .precise import precise_sources
 from .traps import with_traps
 from .turns import join_turns
@@ -105,7 +106,7 @@ def cuda_code(mod: Any, target: Any, to_virtual_machine: Any, link: Any) -> byte
         the bytes of a shared library that holds the kernels as well.
     """
     target = with_host(target)
-    with target, precise_sources():
+    with target, precise_sources(), compiled_lightly():
         executable = relax.build(
             mod, target, relax_pipeline=to_virtual_machine, tir_pipeline=PIPELINE
         )

@@ -173,22 +173,8 @@ class _Giver:
     def _sizes(self, values: Any) -> tuple[Size, ...] | None:
         if values is None:
             return None
-        sizes = [self._size(v) for v in values]
+        sizes = [size_of(v, self.names) for v in values]
         return None if any(s is None for s in sizes) else tuple(s for s in sizes if s is not None)
-
-    def _size(self, expr: Any) -> Size | None:
-        """A size as Python's text over the names of symbols that parameters show."""
-        if isinstance(expr, tirx.IntImm):
-            return int(expr.value)
-        if isinstance(expr, tirx.Cast):
-            return self._size(expr.value)
-        if expr in self.names:
-            return self.names[expr]
-        sign = _SIGNS.get(type(expr))
-        if sign is None:
-            return None
-        a, b = self._size(expr.a), self._size(expr.b)
-        return None if a is None or b is None else sign.format(a, b)
 
     def _implied(self, results: Any) -> list[tuple[int, tuple[int, int]]]:
         """Parameters that are a size which a tensor shows, and that nothing else needs."""
@@ -222,6 +208,21 @@ class _Giver:
 
     def _is_kernel(self, callee: Any) -> bool:
         return isinstance(callee, relax.GlobalVar) and isinstance(self.mod[callee], tirx.PrimFunc)
+
+
+def size_of(expr: Any, names: Mapping[Any, str]) -> Size | None:
+    """A size as a number, or as Python's text over the names of symbols; None where neither is."""
+    if isinstance(expr, tirx.IntImm):
+        return int(expr.value)
+    if isinstance(expr, tirx.Cast):
+        return size_of(expr.value, names)
+    if expr in names:
+        return names[expr]
+    sign = _SIGNS.get(type(expr))
+    if sign is None:
+        return None
+    a, b = size_of(expr.a, names), size_of(expr.b, names)
+    return None if a is None or b is None else sign.format(a, b)
 
 
 def _shown(params: Sequence[Any]) -> dict[Any, tuple[int, int]]:

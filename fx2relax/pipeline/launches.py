@@ -13,6 +13,8 @@ from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from .nvrtc import written_only
+
 #: TVM's lowering of scheduled kernels, of which none is launched for a tensor without elements.
 PIPELINE = "fx2relax.cuda"
 #: The most of every NVIDIA GPU since 2014: blocks of a grid, threads of a block, and bytes of a
@@ -113,7 +115,7 @@ def check(name: Any, function: Any, target: Any) -> None:
     device, host, launches = on_device(tvm.IRModule({name: function}), target)
     if device is None or _touches_memory(host):
         raise NoLaunch(f"{name.name_hint} does some of its work without a thread")
-    codegen_build(device, target)
+    written_only(lambda: codegen_build(device, target))
     for launch in launches:
         for fault in launch.faults():
             raise NoLaunch(fault)

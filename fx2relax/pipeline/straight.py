@@ -4,7 +4,9 @@ On a GPU the virtual machine hands each tensor from TVM to PyTorch and back at e
 PyTorch's, and asks Python for all memory: the kernels of a small network end sooner than that. Its
 caller has Python at hand, and tensors that PyTorch made.
 
-A step is a tuple. What it works on is a place among what the function takes, or a name:
+A step is a tuple. What it works on is a place among what the function takes, a name, or Python's
+text of a number in brackets. A size is a number, or such a text over the names of
+`Calling.symbols`.
 
     ("take", count)                     how much the function takes: the first step
     ("empty", name, sizes, dtype)       memory, of TVM's name of a dtype
@@ -27,9 +29,10 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from ..calling import Calling
-from ..compat import TensorType, TupleType, Var, shape_values, type_of
+from ..calling import Calling, Size
+from ..compat import ShapeType, TensorType, TupleType, Var, is_prim_expr, type_of
 from .flow import name_of
+from .given import size_of
 from .tir import NotHandled
 
 #: The names of packed functions that are calls of PyTorch's begin so; see `torch_calls`.
@@ -38,7 +41,8 @@ CONSTANTS = "_constants"
 
 
 def straight(mod: Any, name: str, calling: Calling) -> tuple[Any, Calling]:
-    """Write down what a function does, where it is one line of steps on tensors of known sizes.
+    """Write down what a function does, where it is one line of steps on tensors whose sizes can be
+    told from those of its parameters.
 
     Args:
         mod: its kernels are called with the memory that they write to.
@@ -48,7 +52,7 @@ def straight(mod: Any, name: str, calling: Calling) -> tuple[Any, Calling]:
     Returns:
         the module, with the function of the constants where there are any, and how it is called.
     """
-    line = _Line(mod, mod[name])
+    line = _Line(mod, mod[name], _names(mod[name], calling))
     try:
         steps = line.steps()
     except NotHandled:
@@ -60,8 +64,8 @@ def straight(mod: Any, name: str, calling: Calling) -> tuple[Any, Calling]:
 
 
 class _Line:
-    def __init__(self, mod: Any, function: Any) -> None:
-        self.mod, self.function = mod, function
+    def __init__(self, mod: Any, function: Any, names: dict[Any, str]) -> None:
+        self.mod, self.function, self.names = mod, function, names
         self.held: dict[Any, Any] = {param: i for i, param in enumerate(function.params)}
         self.constants: dict[Any, str] = {}
         self.made: list[tuple[Any, ...]] = []
@@ -69,7 +73,7 @@ class _Line:
 
     def steps(self) -> tuple[Any, ...]:
         for param in self.function.params:
-            _sizes(param)
+            self._sizes(param)
         for block in self.function.body.blocks:
             for binding in block.bindings:
                 if isinstance(binding, relax.MatchCast):
@@ -81,10 +85,12 @@ class _Line:
         return (("take", len(self.function.params)), *self.made, ("return", returned))
 
     def _value(self, value: Any) -> Any:
+        if is_prim_expr(value):
+            return f"({self._size(value)})"
         if isinstance(value, Var):
             return self.held[value]
         if isinstance(value, tvm.ir.GenericConst):
-            _sizes(value)
+            self._sizes(value)
             return self.constants.setdefault(value, f"c{len(self.constants)}")
         if isinstance(value, relax.Tuple):
             return tuple(map(self._value, value.fields))
@@ -92,8 +98,10 @@ class _Line:
             whole = self._value(value.tuple_value)
             if isinstance(whole, tuple):
                 return whole[value.index]
-            _sizes(value)
+            self._sizes(value)
             return self._made("item", whole, int(value.index))
+        if isinstance(value, relax.ShapeExpr) and len(value.values) == 1:
+            return f"({self._size(value.values[0])})"
         if isinstance(value, relax.Call):
             return self._call(value)
         raise NotHandled(f"a {type(value).__name__}")
@@ -101,9 +109,9 @@ class _Line:
     def _call(self, call: Any) -> Any:
         name = name_of(call)
         if name == "relax.builtin.alloc_tensor":
-            return self._made("empty", _sizes(call), str(type_of(call).dtype))
+            return self._made("empty", self._sizes(call), str(type_of(call).dtype))
         if name == "relax.reshape":
-            return self._made("view", self._value(call.args[0]), _sizes(call))
+            return self._made("view", self._value(call.args[0]), self._sizes(call))
         if isinstance(call.op, relax.GlobalVar):
             if not isinstance(self.mod[call.op], tirx.PrimFunc):
                 raise NotHandled("a function that is called")
@@ -112,7 +120,7 @@ class _Line:
         if isinstance(call.op, relax.ExternFunc):
             symbol = str(call.op.global_symbol)
             if symbol.startswith(TORCH):
-                _sizes(call)
+                self._sizes(call)
                 single = isinstance(type_of(call), TensorType)
                 return self._made("torch", symbol, self._operands(call.args), single)
         raise NotHandled(f"a call of {name or call.op}")
@@ -123,6 +131,30 @@ class _Line:
             raise NotHandled("a tuple that is taken whole")
         return found
 
+    def _sizes(self, expr: Any) -> tuple[Size, ...]:
+        """The sizes of a tensor, which has elements; none of what is no tensor."""
+        return self._sizes_of(type_of(expr))
+
+    def _sizes_of(self, kind: Any) -> tuple[Size, ...]:
+        if isinstance(kind, TupleType):
+            for field in kind.fields:
+                self._sizes_of(field)
+            return ()
+        if isinstance(kind, ShapeType):
+            raise NotHandled("a size that is looked at")
+        if not isinstance(kind, TensorType):
+            return ()
+        if not isinstance(kind.shape, relax.ShapeExpr):
+            raise NotHandled("sizes that are not known")
+        return tuple(map(self._size, kind.shape.values))
+
+    def _size(self, value: Any) -> Size:
+        size = size_of(value, self.names)
+        # TVM and PyTorch give a tensor of no elements other strides.
+        if size is None or size == 0:
+            raise NotHandled("a size that is not known, or zero")
+        return size
+
     def _made(self, kind: str, *what: Any) -> str:
         name = f"t{self.count}"
         self.count += 1
@@ -130,25 +162,14 @@ class _Line:
         return name
 
 
-def _sizes(expr: Any) -> tuple[int, ...]:
-    """The sizes of a tensor, which has elements; none of what is no tensor."""
-    return _sizes_of(type_of(expr))
-
-
-def _sizes_of(kind: Any) -> tuple[int, ...]:
-    if isinstance(kind, TupleType):
-        for field in kind.fields:
-            _sizes_of(field)
-        return ()
-    if not isinstance(kind, TensorType):
-        if isinstance(kind, relax.ShapeType):
-            raise NotHandled("a size")
-        return ()
-    sizes = shape_values(kind)
-    # TVM and PyTorch give a tensor of no elements other strides.
-    if sizes is None or not all(isinstance(size, int) and size for size in sizes):
-        raise NotHandled("sizes that are not known")
-    return tuple(sizes)
+def _names(function: Any, calling: Calling) -> dict[Any, str]:
+    """The symbols that parameters show, with their names."""
+    gone = {param for param, *_ in calling.implied}
+    names = {}
+    for name, param, axis in calling.symbols:
+        left = function.params[param - sum(other < param for other in gone)]
+        names[type_of(left).shape.values[axis]] = name
+    return names
 
 
 def _constants(symbol: str, constants: list[Any]) -> Any:

@@ -153,7 +153,7 @@ class Way:
             given = [arguments[place] for place in self._calling.kernel[1]]
             lines.append(f"kernel({', '.join(given)})")
         elif self._straight is not None:
-            lines += ["if straight.watched:", *_inside(self._by_machine(taken)), "else:"]
+            lines += [f"if {self._straight.condition}:", *_inside(self._by_machine(taken)), "else:"]
             lines += _inside(self._straight.lines(self._places(taken)))
         else:
             lines += self._by_machine(taken)

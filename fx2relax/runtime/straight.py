@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fx2relax.calling import Size
 from fx2relax.dtypes import to_torch
 from fx2relax.runtime import guarded, torch_call
 from fx2relax.runtime.profiled import alone
@@ -93,6 +94,13 @@ class Straight:
             title = titles[symbol].pop(0) if titles.get(symbol) else symbol
             self.profiled[f"k{place}"] = alone(kernel, [(symbol, title)])
 
+    @property
+    def condition(self) -> str:
+        """When the virtual machine makes a call: kernels check strides that it alone gives."""
+        sized = [step for step in self._line if step[0] in ("empty", "view")]
+        texts = {size: None for _, _, *what in sized for size in _symbolic(what)}
+        return " or ".join(["straight.watched", *(f"not {size}" for size in texts)])
+
     def lines(self, taken: Sequence[str]) -> list[str]:
         """The steps, which leave what the function returns in ``returned``.
 
@@ -171,6 +179,12 @@ def _tidied(name: str, order: Any) -> Iterator[str]:
     yield f"if not {name}.is_contiguous(): {name} = {name}.contiguous()"
 
 
+def _symbolic(what: Sequence[Any]) -> list[str]:
+    """The sizes of a step that are texts."""
+    sizes = next(v for v in what if isinstance(v, (tuple, list)))
+    return [size for size in sizes if isinstance(size, str)]
+
+
 def _last_uses(line: Sequence[Any]) -> dict[str, int]:
     """The step after which a name that a step gave is not read any more."""
     last: dict[str, int] = {}
@@ -183,14 +197,16 @@ def _last_uses(line: Sequence[Any]) -> dict[str, int]:
     return last
 
 
-def _strides(sizes: Sequence[int]) -> list[int]:
-    strides: list[int] = []
-    step = 1
+def _strides(sizes: Sequence[Size]) -> list[Size]:
+    """Those of a compact tensor that has elements."""
+    strides: list[Size] = []
+    step: Size = 1
     for size in reversed(sizes):
         strides.insert(0, step)
-        step *= size
+        known = isinstance(size, int) and isinstance(step, int)
+        step = size * step if known else size if step == 1 else f"{step} * {size}"  # type: ignore[operator]
     return strides
 
 
-def _tuple(sizes: Sequence[int]) -> str:
+def _tuple(sizes: Sequence[Size]) -> str:
     return f"({', '.join(map(str, sizes))},)" if sizes else "()"
