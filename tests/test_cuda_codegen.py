@@ -56,10 +56,10 @@ def _cases() -> dict[str, Case]:
     for kind in (FLOAT, HALF, BFLOAT):
         name = str(kind).removeprefix("torch.")
         found[f"chain {name}"] = _chain, [(7, 130, kind), (130, kind)], "torch"
-        found[f"softmax {name}"] = lambda x: x.softmax(-1), [(4, 300, kind)], "torch"
+        found[f"softmax {name}"] = lambda x: x.softmax(-1), [(4, 300, kind)], "none"
         found[f"product {name}"] = torch.mm, [(96, 160, kind), (160, 128, kind)], "none"
     sizes: list[Any] = [(5, 96, HALF), (96, HALF), (96, HALF)]
-    found["layer norm"] = _normalised, sizes, "torch"
+    found["layer norm"] = _normalised, sizes, "none"
     found["sums"] = lambda x: x.sum() * x.sum(0) + x.mean(1, True), [(64, 2000, BFLOAT)], "torch"
     found["extremes"] = lambda x: x.amax(-1, True) + x.argmin(0), [(64, 100)], "none"
     found["moves"] = _rotated, [(2, 3, 3, 8)], "torch"
@@ -67,7 +67,7 @@ def _cases() -> dict[str, Case]:
     found["bags"] = _bags, [(12, LONG), (4, LONG), (20, 8)], "none"
     found["scan"] = lambda x: x.cumsum(-1).to(torch.int32), [(5, 40)], "none"
     found["sort"] = lambda x: x.sort(stable=True).values, [(5, 40, HALF)], "none"
-    found["several launches"] = lambda x: x.softmax(0) * 2, [(5, 40, HALF)], "torch"
+    found["several launches"] = lambda x: x.softmax(0) * 2, [(5, 40, HALF)], "none"
     found["bits"] = torch.nextafter, [(5, 7, BFLOAT), (5, 7, BFLOAT)], "torch"
     found["few rows"] = torch.mv, [(5, 10), (10,)], "none"
     found["one step"] = lambda x: functional.rms_norm(x, (1,)).sum(0), [(1, 9, 1)], "none"

@@ -103,7 +103,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     "block": (
         Block,
         (2, 5, 16),
-        ["addmm", "bmm", "bmm", "addmm", "addmm_activation", "addmm"],
+        [
+            *("native_layer_norm", "addmm", "bmm", "_softmax", "bmm", "addmm"),
+            *("native_layer_norm", "addmm_activation", "addmm"),
+        ],
     ),
     "residual": (
         Residual,

@@ -42,7 +42,7 @@ def test_a_program_for_a_gpu_takes_pytorchs_memory() -> None:
 def test_memory_between_the_launches_of_a_kernel_is_pytorchs() -> None:
     """TVM's own pool on a GPU knows nothing of streams and captures."""
     graph = graph_of(lambda x, w: (x @ w).softmax(0) + layer_norm(x.mT, (4,)), (4, 4), (4, 4))
-    draft = drafts.draft_of(graph, specs_of(graph), Options(), False)
+    draft = drafts.draft_of(graph, specs_of(graph), Options(library="none"), False)
     target = devices.facts(draft.device)
     lowered = pipeline.lower(draft.imported.mod, target=target)
     ready, _ = pipeline.give(lowered, draft.imported.name, draft.imported.num_input)

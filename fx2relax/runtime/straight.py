@@ -23,6 +23,8 @@ from fx2relax.torch_calls import TorchCall
 _FRESH = frozenset(
     {
         *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"),
+        *("aten::_softmax", "aten::_log_softmax", "aten::native_layer_norm"),
+        *("aten::native_group_norm", "aten::_fused_rms_norm", "aten::amax", "aten::amin"),
         *("aten::embedding", "aten::_scaled_dot_product_flash_attention"),
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         *("aten::_scaled_dot_product_efficient_attention", "aten::index", "aten::gather"),
