@@ -16,6 +16,7 @@ from cuda_cases import gpus_of, needs_gpu
 from cuda_models import as_on_gpu, exported, here, is_kept_on_disk, operators, run, there
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.common_utils import DeterministicGuard
 
 from fx2relax import devices, drafts, pipeline
 from fx2relax.gpu_rewrites import rewritten
@@ -340,7 +341,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
     libraries = ("_addmm_activation", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
     own = {name: refusing(name) for name in libraries}
-    monkeypatch.setattr(guarded, "_aten", SimpleNamespace(convolution=aten.convolution, **own))
+    calls = SimpleNamespace(convolution=aten.convolution.default, **own)
+    monkeypatch.setattr(guarded, "_calls", calls)
     monkeypatch.setattr(guarded, "_on_gpu", lambda tensor: True)
     monkeypatch.setattr(guarded, "_refused", set())
     return made
@@ -391,9 +393,7 @@ def test_settings_are_those_of_each_call(called: list[Any], setting: str) -> Non
     patch = {
         "enabled": cudnn.flags(enabled=False),
         "deterministic": cudnn.flags(deterministic=True),
-        "algorithms": mock.patch.object(
-            torch, "are_deterministic_algorithms_enabled", return_value=True
-        ),
+        "algorithms": DeterministicGuard(True),
     }[setting]
     with patch:
         torch.ops.fx2relax.convolution_relu(*arguments, *window)

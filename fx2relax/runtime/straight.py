@@ -19,18 +19,35 @@ from fx2relax.runtime.profiled import alone
 from fx2relax.runtime.results import allocator
 from fx2relax.torch_calls import TorchCall
 
-# What they return is memory of its own, whatever their operands are.
-_FRESH = frozenset(
-    {
-        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"),
-        *("aten::_softmax", "aten::_log_softmax", "aten::native_layer_norm"),
-        *("aten::native_group_norm", "aten::_fused_rms_norm", "aten::amax", "aten::amin"),
-        *("aten::embedding", "aten::_scaled_dot_product_flash_attention"),
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        *("aten::_scaled_dot_product_efficient_attention", "aten::index", "aten::gather"),
-        *("aten::_scaled_dot_product_cudnn_attention", *guarded.FUNCTIONS),
-    }
+# Of ATen's operators, without overloads to choose from: what they return is memory of its own,
+# whatever their operands are. PyTorch's Python functions of these names take half the time of
+# `torch.ops`.
+_FRESH = (
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "gather", "topk"),
+    *("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "_fused_rms_norm"),
+    *("amax", "amin", "argmax", "argmin", "cumsum", "cumprod", "index_copy", "index_select"),
+    *("avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 )
+_TURNED = (1, 0)
+
+
+def _functions() -> dict[Any, Callable[..., Any]]:
+    """The Python function of each of these operators, and of those of `runtime.guarded`."""
+    found = {}
+    for name in _FRESH:
+        operator = getattr(getattr(torch.ops.aten, name, None), "default", None)
+        for place in (torch._C._VariableFunctions, torch._C._nn):
+            if operator is not None and hasattr(place, name):
+                found[operator] = getattr(place, name)
+    for name, function in guarded.FUNCTIONS.items():
+        found[getattr(torch.ops.fx2relax, name).default] = function
+    return found
+
+
+_FUNCTIONS = _functions()
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 
 
 @dataclass(frozen=True)
@@ -38,9 +55,12 @@ class _Operand:
     """The text that stands for an operand among an operator's arguments."""
 
     text: str
+    #: That of the matrix of which it is the transpose.
+    turned: str = ""
 
     def permute(self, order: Sequence[int]) -> _Operand:
-        return _Operand(f"{self.text}.permute({_tuple(order)})")
+        turned = self.text if tuple(order) == _TURNED else ""
+        return _Operand(f"{self.text}.permute({_tuple(order)})", turned)
 
 
 class Straight:
@@ -148,18 +168,30 @@ class Straight:
     def _called(self, place: int, name: str, call: TorchCall, operands: list[str]) -> Iterator[str]:
         """A call of PyTorch's, with its other arguments where they stand."""
         operands = operands[: len(operands) - call.extra_operands]
-        target: Any = call.target
-        known = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-        if known not in _FRESH or not call.is_plain:
-            self.values[f"f{place}"] = torch_call.plain(call)
-            yield f"{name} = f{place}({', '.join(operands)})"
+        known = _FUNCTIONS.get(call.target)
+        function = f"f{place}"
+        plain = call.is_plain and isinstance(call.target, torch._ops.OpOverload)
+        if not plain or (known is None and any(call.orders)):
+            self.values[function] = torch_call.plain(call)
+            yield f"{name} = {function}({', '.join(operands)})"
             return
         args, kwargs = call.arguments([_Operand(o) for o in operands])
-        self.values[f"f{place}"] = guarded.FUNCTIONS.get(known, target)
-        given = [self._argument(f"a{place}", a) for a in args]
-        given += [f"{key}={self._argument(f'a{place}', a)}" for key, a in kwargs.items()]
-        yield f"{name} = f{place}({', '.join(given)})"
-        self._orders[name] = call.orders
+        last = args[-1] if args else None
+        if call.target in _PRODUCTS and not kwargs and isinstance(last, _Operand) and last.turned:
+            # It transposes in C++.
+            self.values["linear"] = torch._C._nn.linear
+            *bias, left, _ = (self._argument(function, a) for a in args)
+            yield f"{name} = linear({', '.join([left, last.turned, *bias])})"
+        else:
+            self.values[function] = known or call.target
+            given = [self._argument(f"a{place}", a) for a in args]
+            given += [f"{key}={self._argument(f'a{place}', a)}" for key, a in kwargs.items()]
+            yield f"{name} = {function}({', '.join(given)})"
+        if known is None:
+            self.values["apart"] = torch_call.apart
+            yield f"{name} = apart({name}, ({', '.join([*operands, ''])}))"
+        else:
+            self._orders[name] = call.orders
 
     def _argument(self, stem: str, value: Any) -> str:
         if isinstance(value, _Operand):

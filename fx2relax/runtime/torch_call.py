@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,21 @@ def plain(call: TorchCall) -> Callable[..., Any]:
     """The same of PyTorch's tensors: what it returns shares no memory with an operand."""
 
     def run(*operands: Any) -> Any:
-        result, addresses = _made(call, list(operands))
-        return pytree.tree_map_only(torch.Tensor, lambda r: _apart(r, addresses), result)
+        return _all_apart(*_made(call, list(operands)))
 
     return run
+
+
+def apart(result: Any, operands: Sequence[Any]) -> Any:
+    """What an operator has returned as kernels take it, in memory that is no operand's."""
+    given = (o for o in operands if isinstance(o, torch.Tensor))
+    return _all_apart(result, {o.untyped_storage().data_ptr() for o in given})
+
+
+def _all_apart(result: Any, addresses: set[int]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _apart(result, addresses)
+    return pytree.tree_map_only(torch.Tensor, lambda r: _apart(r, addresses), result)
 
 
 def _made(call: TorchCall, operands: list[Any]) -> tuple[Any, set[int]]:
