@@ -1,6 +1,6 @@
 """The first call of a program for a GPU runs in PyTorch as well, and both results are compared.
 
-Kernels for GPUs have not been verified on hardware: one that is wrong is found here.
+Few tests of kernels for GPUs have run on one: a program that is wrong is found here.
 """
 
 from __future__ import annotations

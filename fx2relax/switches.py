@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-#: Kernels for NVIDIA GPUs have not run on one yet, so that they are asked for.
+#: Few tests of kernels for NVIDIA GPUs have run on one, so that they are asked for.
 CUDA = "FX2RELAX_CUDA"
 
 

@@ -327,7 +327,7 @@ def test_what_kernels_for_a_gpu_need(case: str, monkeypatch: pytest.MonkeyPatch)
     found = {f.name: f for f in machine.check_gpu(Probed(facts={"torch": facts}))}
     needed = {name: found[name].mend for name in ("NVRTC", "CUDA runtime") if found[name].mend}
     assert needed == mends
-    assert "not been verified on hardware" in found["FX2RELAX_CUDA"].text
+    assert "few of their tests" in found["FX2RELAX_CUDA"].text
     monkeypatch.delenv("FX2RELAX_CUDA")
     found = {f.name: f for f in machine.check_gpu(Probed(facts={"torch": facts}))}
     assert not found["NVRTC"].mend
