@@ -17,10 +17,12 @@ from cuda_models import as_on_gpu, is_kept_on_disk
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
+from tvm import relax
 
 from fx2relax import stages
 from fx2relax.calling import Calling
 from fx2relax.errors import ArgumentError
+from fx2relax.pipeline import straight as pipeline_straight
 from fx2relax.runtime import straight, torch_call
 from fx2relax.runtime.program import Program
 
@@ -221,6 +223,16 @@ def test_sizes_that_depend_on_data_are_left_to_the_machine() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         _, program = compiled(lambda x: x.nonzero() * 2, torch.randn(5, 4))
     assert program._straight is None
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_arguments_that_are_no_tensors_are_left_to_the_machine(dense: bool) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([2], "float32") if dense else relax.AnyType())
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.Tuple([x])))
+    _, calling = pipeline_straight.straight(builder.get(), "main", Calling(1))
+    assert calling.line == ((("take", 1), ("return", (0,))) if dense else ())
 
 
 def test_a_profiler_shows_kernels_by_their_nodes() -> None:

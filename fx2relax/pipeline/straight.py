@@ -73,6 +73,8 @@ class _Line:
 
     def steps(self) -> tuple[Any, ...]:
         for param in self.function.params:
+            if not isinstance(type_of(param), TensorType):
+                raise NotHandled("an argument that is no dense tensor")
             self._sizes(param)
         for block in self.function.body.blocks:
             for binding in block.bindings:
