@@ -37,7 +37,7 @@ _LOOPS = frozenset(
     f"aten::{name}" for name in ("digamma", "erfinv", "i0", "igamma", "igammac", "polygamma")
 )
 # On a GPU alone, so that no converter knows them; the first are those of `runtime.guarded`
-# and `runtime.recurrent`.
+# and `recurrent_layers`.
 _OF_CUDA = frozenset(
     f"fx2relax::{name}" for name in ("addmm_activation", "convolution_relu", "recurrent_layers")
 ) | frozenset(

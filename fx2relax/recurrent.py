@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from fx2relax.recurrent_cells import backward_cell, forward_cell, saved_widths
-from fx2relax.runtime.recurrent import recurrent_layers
+from fx2relax.recurrent_layers import recurrent_layers
 from fx2relax.whole import is_active
 
 __all__ = ["recurrence", "recurrence_backward"]

@@ -60,11 +60,7 @@ def test_all_layers_are_one_call(
     model = Layers(kind, batch_first=first, bidirectional=both, bias=given).eval()
     x = torch.randn(3, 4, 6)
     states = states_of(model, 3 if first else 4) if given else []
-    with (
-        as_on_gpu() as graphs,
-        torch.no_grad(),
-        torch._dynamo.config.patch(allow_rnn=True),
-    ):
+    with as_on_gpu() as graphs, torch.no_grad():
         fast = torch.compile(model, backend="relax", fullgraph=True, options=OPTIONS)
         for batch in (x, x + 1):
             found, expected = fast(batch, *states), model(batch, *states)
@@ -78,7 +74,7 @@ def test_training_goes_step_by_step(dropout: float, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recurrent, "_on_gpu", lambda x: True)
     model = Layers("lstm", dropout=dropout).train(dropout > 0)
     x = torch.randn(3, 4, 6)
-    with as_on_gpu() as graphs, torch._dynamo.config.patch(allow_rnn=True):
+    with as_on_gpu() as graphs:
         fast = torch.compile(model, backend="relax", fullgraph=True, options=OPTIONS)
         if dropout:
             with torch.no_grad():
@@ -96,7 +92,7 @@ def test_layers_on_a_gpu(kind: str, dtype: torch.dtype, monkeypatch: pytest.Monk
     monkeypatch.setenv("FX2RELAX_CUDA", "1")
     model = Layers(kind, batch_first=True, bidirectional=True).to("cuda", dtype).eval()
     x = torch.randn(3, 4, 6, device="cuda", dtype=dtype)
-    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
+    with torch.no_grad():
         fast = torch.compile(model, backend="relax", fullgraph=True, options=OPTIONS)
         for batch in (x, x + 1):
             torch.testing.assert_close(fast(batch), model(batch), rtol=1e-2, atol=1e-2)

@@ -32,7 +32,7 @@ LAYERS = [
     ],
     [{"tuned_programs"}],
     [{"programs", "drafts", "compiling", "kernel_names"}, {"never_slower"}],
-    [{"gpu_rewrites", "gpu_graphs", "gpu_epilogues", "gpu_norms", "gpu_layout"}],
+    [{"gpu_rewrites", "gpu_graphs", "gpu_epilogues", "gpu_norms", "gpu_layout", "gpu_indices"}],
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
@@ -106,6 +106,7 @@ LAYERS = [
             "literals",
             "recurrent",
             "recurrent_cells",
+            "recurrent_layers",
             "upsampling",
             "whole",
             "options",

@@ -11,11 +11,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
+from fx2relax import recurrent_layers as recurrent_layers  # as guarded below
 from fx2relax.collectives import waited
 from fx2relax.compat import TVMTensor, register_global_func, remove_global_func, tvm_ffi
 from fx2relax.locks import own
 from fx2relax.runtime import guarded as guarded  # registers operators of programs on disk
-from fx2relax.runtime import recurrent as recurrent  # the same
 from fx2relax.runtime.boundary import Opaque, ready
 from fx2relax.runtime.owned import remember
 from fx2relax.torch_calls import TorchCall
