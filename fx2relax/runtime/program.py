@@ -28,7 +28,7 @@ from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.results import heap_bytes
 from fx2relax.runtime.sizes import Solver
 from fx2relax.runtime.stand_ins import StandIns
-from fx2relax.runtime.straight import Straight
+from fx2relax.runtime.straight import straight
 from fx2relax.runtime.weights import Weights
 
 # Weights of fewer bytes leave nothing behind that is worth a walk over the heap.
@@ -81,7 +81,9 @@ class Program:
         #: How many bytes of weights it makes something else of, which it holds from then on.
         self.made_of = size if lifted else 0
         lift = _Transform(executable, where, transform, size) if lifted else None
-        self._straight = _straight(machines.own.machine, imported, calling, self.device, kernels)
+        machine = machines.own.machine
+        found = functools.partial(_kernel, machine.module)
+        self._straight = straight(machine, found, imported, calling, self.device, kernels)
         streams = None if gpu is None else gpu.streams
         weights = Weights(frozen, lift, streams, self._straight is not None)
         parts = _Parts(imported, self.device, weights)
@@ -268,31 +270,6 @@ def _gpu(device: torch.device) -> Any:
     from fx2relax.runtime.cuda import Gpu
 
     return Gpu(device)
-
-
-def _straight(
-    machine: Any,
-    imported: Imported,
-    calling: Calling,
-    device: torch.device,
-    kernels: Sequence[tuple[str, str]],
-) -> Straight | None:
-    """The steps of a program, where a call can do without the virtual machine."""
-    if not calling.line:
-        return None
-    constants = f"{imported.name}_constants"
-    known = machine.module.implements_function(constants)
-    try:
-        return Straight(
-            calling.line,
-            functools.partial(_kernel, machine.module),
-            imported.torch_calls,
-            list(map(boundary.result, machine[constants]())) if known else [],
-            device.type,
-            kernels,
-        )
-    except LookupError:
-        return None
 
 
 def _varies(spec: InputSpec) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fx2relax.calling import Size
+from fx2relax.calling import Calling, Size
 from fx2relax.dtypes import to_torch
-from fx2relax.runtime import guarded, torch_call
+from fx2relax.imported import Imported
+from fx2relax.runtime import boundary, guarded, torch_call
 from fx2relax.runtime.profiled import alone
 from fx2relax.runtime.results import allocator
 from fx2relax.torch_calls import TorchCall
@@ -204,6 +205,36 @@ class Straight:
         name = f"{stem}_{sum(key.startswith(stem + '_') for key in self.values)}"
         self.values[name] = value
         return name
+
+
+def straight(
+    machine: Any,
+    kernel: Callable[[str], Any],
+    imported: Imported,
+    calling: Calling,
+    device: torch.device,
+    shown: Sequence[tuple[str, str]],
+) -> Straight | None:
+    """The steps of a program; None where each call needs the virtual machine.
+
+    Args:
+        machine: one of the program's, see `tvm_runtime.Machine`.
+        kernel: gives a kernel by its symbol, or None.
+        imported: what the program was compiled from.
+        calling: how it is called.
+        device: where its tensors are.
+        shown: see `Straight`.
+    """
+    if not calling.line:
+        return None
+    name = f"{imported.name}_constants"
+    known = machine.module.implements_function(name)
+    constants = list(map(boundary.result, machine[name]())) if known else []
+    try:
+        calls = imported.torch_calls
+        return Straight(calling.line, kernel, calls, constants, device.type, shown)
+    except LookupError:
+        return None
 
 
 def _tidied(name: str, order: Any) -> Iterator[str]:
