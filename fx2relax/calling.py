@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+#: What the name of the function that returns a function's constants ends in.
+CONSTANTS = "_constants"
 #: A size: a number, or Python's text for one over the names of `Calling.symbols`.
 Size = int | str
 

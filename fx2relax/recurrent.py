@@ -271,8 +271,7 @@ def _layers(
 
 def _direction(mode: str, x: Tensor, *operands: Any, reverse: bool) -> list[Tensor]:
     h0, c0, weight, bias, projection, batch_sizes = operands
-    differentiable = [t for t in (x, h0, c0, weight, bias, projection) if t is not None]
-    keep = torch.is_grad_enabled() and any(t.requires_grad for t in differentiable)
+    keep = _learns(x, h0, c0, weight, bias, projection)
     x, h0 = x.contiguous(), h0.contiguous()
     c0 = None if c0 is None else c0.contiguous()
     results: list[Tensor] = recurrence(
@@ -295,8 +294,7 @@ def _input_kernel(mode: str) -> Callable[..., tuple[Tensor, ...]]:
     ) -> tuple[Tensor, ...]:
         h0, c0 = hx if mode == "lstm" else (hx, None)
         x = input.transpose(0, 1) if batch_first else input
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, h0, *params))
-        if _on_gpu(x) and not learns and not (train and dropout):
+        if _on_gpu(x) and not _learns(x, h0, c0, *params) and not (train and dropout):
             y, *states = recurrent_layers(
                 x, h0, c0, params, mode, has_biases, num_layers, bidirectional
             )
@@ -307,6 +305,11 @@ def _input_kernel(mode: str) -> Callable[..., tuple[Tensor, ...]]:
         return (y.transpose(0, 1) if batch_first else y, *states)
 
     return kernel
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    """Whether somebody may ask for a gradient."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _on_gpu(x: Tensor) -> bool:

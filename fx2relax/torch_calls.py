@@ -30,6 +30,8 @@ from fx2relax.routes import flat_arguments, is_held, is_leaf
 from fx2relax.scalars import as_operand
 
 Node = torch.fx.Node
+#: The names of packed functions that are calls of PyTorch's begin so.
+PREFIX = "fx2relax.torch."
 
 _IMPURE = frozenset(
     {
@@ -141,13 +143,14 @@ class TorchCall:
         ordered: whether it must run, and in order; see `is_ordered`.
         collective: whether other processes make it too.
         library: whether it is a call of the library that is wanted, as for products.
+        orders: what `lays` gave for each of the results.
     """
 
     def __init__(self, node: Node, library: bool = False) -> None:
         self.library = library
         self.target = node.target
         self.op_name = target_name(node.target)
-        self.name = f"fx2relax.torch.{_plain_name(self.op_name)}.{uuid.uuid4().hex}"
+        self.name = f"{PREFIX}{_plain_name(self.op_name)}.{uuid.uuid4().hex}"
         self.where = source_line(node)
         self.ordered = is_ordered(node)
         self.collective = is_collective(node.target)
@@ -184,7 +187,7 @@ class TorchCall:
         self._complex: set[int] = set()
         self.free = lies_freely(node, library) and not strided
         self._turned: dict[int, Order] = {}
-        self._orders: list[Order | None] = []
+        self.orders: list[Order | None] = []
 
     def raised(self, error: Exception) -> None:
         """Remember what the operator raised in this thread."""
@@ -226,7 +229,7 @@ class TorchCall:
     def lays(self, val: Any) -> Order | None:
         """The order of axes in which the packed function returns one of its results."""
         order = order_of(val) if self.free else None
-        self._orders.append(order)
+        self.orders.append(order)
         return order
 
     @property
@@ -234,19 +237,14 @@ class TorchCall:
         """Whether operands are passed on as they are, but for the order of their axes."""
         return not (self._complex or self.collective or any(self._floats) or any(self._layouts))
 
-    @property
-    def orders(self) -> list[Order | None]:
-        """What `lays` gave for each of the results."""
-        return self._orders
-
     def results(self, found: Any) -> Any:
         """What the operator returned, with the axes of its tensors in the order of `lays`."""
-        if not any(self._orders):
+        if not any(self.orders):
             return found
         leaves, structure = pytree.tree_flatten(found)
         laid = [
             v.permute(order).contiguous() if order and isinstance(v, torch.Tensor) else v
-            for v, order in zip(leaves, self._orders, strict=True)
+            for v, order in zip(leaves, self.orders, strict=True)
         ]
         return pytree.tree_unflatten(laid, structure)
 
@@ -269,7 +267,7 @@ class TorchCall:
             "constants": self._constants,
             "complex": sorted(self._complex),
             "turned": [[place, order] for place, order in self._turned.items()],
-            "orders": self._orders,
+            "orders": self.orders,
         }
 
     @classmethod
@@ -284,7 +282,7 @@ class TorchCall:
         call._constants = state["constants"]
         call._complex = set(state["complex"])
         call._turned = {place: tuple(order) for place, order in state["turned"]}
-        call._orders = [order and tuple(order) for order in state["orders"]]
+        call.orders = [order and tuple(order) for order in state["orders"]]
         return call
 
     def arguments(self, operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -84,6 +84,19 @@ def test_training_goes_step_by_step(dropout: float, monkeypatch: pytest.MonkeyPa
     assert all(ROUTED not in operators(graph) for graph in graphs)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_first_state_that_alone_learns(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "_on_gpu", lambda x: True)
+    model = Layers("lstm").requires_grad_(False)
+    x, states = torch.randn(3, 4, 6), states_of(model, 4)
+    states[which].requires_grad_()
+    with as_on_gpu():
+        fast = torch.compile(model, backend="relax", fullgraph=True, options=OPTIONS)
+        (found,) = torch.autograd.grad(fast(x, *states)[0].sum(), states[which])
+    (expected,) = torch.autograd.grad(model(x, *states)[0].sum(), states[which])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -29,15 +29,12 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from ..calling import Calling, Size
+from ..calling import CONSTANTS, Calling, Size
 from ..compat import ShapeType, TensorType, TupleType, Var, is_prim_expr, type_of
+from ..torch_calls import PREFIX
 from .flow import name_of
 from .given import size_of
 from .tir import NotHandled
-
-#: The names of packed functions that are calls of PyTorch's begin so; see `torch_calls`.
-TORCH = "fx2relax.torch."
-CONSTANTS = "_constants"
 
 
 def straight(mod: Any, name: str, calling: Calling) -> tuple[Any, Calling]:
@@ -121,7 +118,7 @@ class _Line:
             return ()
         if isinstance(call.op, relax.ExternFunc):
             symbol = str(call.op.global_symbol)
-            if symbol.startswith(TORCH):
+            if symbol.startswith(PREFIX):
                 self._sizes(call)
                 single = isinstance(type_of(call), TensorType)
                 return self._made("torch", symbol, self._operands(call.args), single)

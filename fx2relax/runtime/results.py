@@ -111,11 +111,11 @@ class _Writer:
             yield f"p{name} = r{name} = v{given.into}"
             return
         if spec is None:
-            yield f"p{name} = {self._empty(given.shape, _strides(given.shape), given.dtype)}"
+            yield f"p{name} = {self._empty(given.shape, strides(given.shape), given.dtype)}"
         else:
-            shape, steps, dtype = list(given.shape), _strides(given.shape), given.dtype
+            shape, steps, dtype = list(given.shape), strides(given.shape), given.dtype
             if spec.pairs:
-                shape, steps, dtype = shape[:-1], _strides(shape[:-1]), _COMPLEX[dtype]
+                shape, steps, dtype = shape[:-1], strides(shape[:-1]), _COMPLEX[dtype]
             order = inverse(spec.permutation) if spec.permutation is not None else None
             if order is not None:
                 shape, steps = [shape[axis] for axis in order], [steps[axis] for axis in order]
@@ -132,7 +132,7 @@ class _Writer:
 
     def _empty(self, shape: Sequence[Size], strides: Sequence[Size], dtype: str) -> str:
         self.values[dtype] = kind = getattr(torch, dtype)
-        made = f"empty({_tuple(shape)}, {_tuple(strides)}, {dtype})"
+        made = f"empty({spelled(shape)}, {spelled(strides)}, {dtype})"
         large = self.pages and _bytes(shape, kind) >= LARGE
         return f"in_large_pages({made})" if large else made
 
@@ -152,7 +152,7 @@ class _Writer:
             if index in self.given:
                 items.append(f"p{index}")
             elif index in self.known:
-                items.append(_tuple(self.known[index]))
+                items.append(spelled(self.known[index]))
             else:
                 items.append(f"result(returned[{count}])")
                 count += 1
@@ -161,21 +161,22 @@ class _Writer:
         return [*lines, f"own(results, a, {changed})"] if count else lines
 
 
-def _strides(shape: Sequence[Size]) -> list[Size]:
+def strides(shape: Sequence[Size]) -> list[Size]:
     """Those of a compact tensor; a size of 0 counts as 1."""
-    strides: list[Size] = []
+    found: list[Size] = []
     step: Size = 1
     for size in reversed(shape):
-        strides.insert(0, step)
+        found.insert(0, step)
         if isinstance(size, int) and isinstance(step, int):
             step = step * max(size, 1)
         else:
             factor = f"max({size}, 1)" if isinstance(size, str) else str(size)
             step = factor if step == 1 else f"{step} * {factor}"
-    return strides
+    return found
 
 
-def _tuple(sizes: Sequence[Size]) -> str:
+def spelled(sizes: Sequence[Size]) -> str:
+    """Python's text of a tuple of sizes."""
     return f"({', '.join(map(str, sizes))},)" if sizes else "()"
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fx2relax.calling import Calling, Size
+from fx2relax.calling import CONSTANTS, Calling
 from fx2relax.dtypes import to_torch
 from fx2relax.imported import Imported
 from fx2relax.runtime import boundary, guarded, torch_call
 from fx2relax.runtime.profiled import alone
-from fx2relax.runtime.results import allocator
+from fx2relax.runtime.results import allocator, spelled, strides
 from fx2relax.torch_calls import TorchCall
 
 # Of ATen's operators, without overloads to choose from: what they return is memory of its own,
@@ -61,7 +61,7 @@ class _Operand:
 
     def permute(self, order: Sequence[int]) -> _Operand:
         turned = self.text if tuple(order) == _TURNED else ""
-        return _Operand(f"{self.text}.permute({_tuple(order)})", turned)
+        return _Operand(f"{self.text}.permute({spelled(order)})", turned)
 
 
 class Straight:
@@ -147,10 +147,10 @@ class Straight:
         if kind == "empty":
             name, sizes, dtype = what
             self.values[dtype] = to_torch(dtype)
-            yield f"{name} = empty({_tuple(sizes)}, {_tuple(_strides(sizes))}, {dtype})"
+            yield f"{name} = empty({spelled(sizes)}, {spelled(strides(sizes))}, {dtype})"
         elif kind == "view":
             name, source, sizes = what
-            yield f"{name} = {text(source)}.view({_tuple(sizes)})"
+            yield f"{name} = {text(source)}.view({spelled(sizes)})"
         elif kind == "item":
             name, source, index = what
             yield f"{name} = {text(source)}[{index}]"
@@ -227,7 +227,7 @@ def straight(
     """
     if not calling.line:
         return None
-    name = f"{imported.name}_constants"
+    name = imported.name + CONSTANTS
     known = machine.module.implements_function(name)
     constants = list(map(boundary.result, machine[name]())) if known else []
     try:
@@ -240,7 +240,7 @@ def straight(
 def _tidied(name: str, order: Any) -> Iterator[str]:
     """A tensor of PyTorch's with its axes in the order wanted, and without gaps."""
     if order is not None:
-        yield f"{name} = {name}.permute({_tuple(order)})"
+        yield f"{name} = {name}.permute({spelled(order)})"
     yield f"if not {name}.is_contiguous(): {name} = {name}.contiguous()"
 
 
@@ -260,18 +260,3 @@ def _last_uses(line: Sequence[Any]) -> dict[str, int]:
             if value in last:
                 last[value] = place
     return last
-
-
-def _strides(sizes: Sequence[Size]) -> list[Size]:
-    """Those of a compact tensor that has elements."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(sizes):
-        strides.insert(0, step)
-        known = isinstance(size, int) and isinstance(step, int)
-        step = size * step if known else size if step == 1 else f"{step} * {size}"  # type: ignore[operator]
-    return strides
-
-
-def _tuple(sizes: Sequence[Size]) -> str:
-    return f"({', '.join(map(str, sizes))},)" if sizes else "()"
