@@ -90,11 +90,13 @@ def test_a_first_state_that_alone_learns(which: int, monkeypatch: pytest.MonkeyP
     model = Layers("lstm").requires_grad_(False)
     x, states = torch.randn(3, 4, 6), states_of(model, 4)
     states[which].requires_grad_()
-    with as_on_gpu():
+    with as_on_gpu() as graphs:
         fast = torch.compile(model, backend="relax", fullgraph=True, options=OPTIONS)
         (found,) = torch.autograd.grad(fast(x, *states)[0].sum(), states[which])
     (expected,) = torch.autograd.grad(model(x, *states)[0].sum(), states[which])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert graphs
+    assert all(ROUTED not in operators(graph) for graph in graphs)
 
 
 @pytest.mark.cuda
