@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .common import (
+    cast,
     compute_dtype,
     converts,
     dtype,
@@ -55,9 +56,18 @@ def _takes_over(new: Any, old: Any) -> Any:
     return tirx.any(larger, tirx.isnan(new)) if "float" in str(new.ty.dtype) else larger
 
 
+def _comparable(x: Any) -> Any:
+    """The elements of x, those of bfloat16 in float32: TVM cannot lower their reductions.
+
+    They are widened as they are read, since no kernel is fused with one that reads it by windows.
+    """
+    return (lambda *i: x(*i).astype("float32")) if str(x.dtype) == "bfloat16" else x
+
+
 def _te_max(x: Any, windows: Sequence[Window]) -> Any:
     lead = len(x.shape) - len(windows)
     taps = _taps(windows)
+    elements = _comparable(x)
     largest = te.comm_reducer(
         lambda a, b: tirx.Select(_takes_over(b, a), b, a),
         lambda t: tirx.min_value(t) if "float" not in str(t) else _minus_infinity(t),
@@ -65,7 +75,7 @@ def _te_max(x: Any, windows: Sequence[Window]) -> Any:
     )
 
     def element(*index: Any) -> Any:
-        return largest(x(*index[:lead], *_inside(windows, index[lead:], taps)), axis=taps)
+        return largest(elements(*index[:lead], *_inside(windows, index[lead:], taps)), axis=taps)
 
     return te.compute((*x.shape[:lead], *[w.outputs for w in windows]), element, name="max_pool")
 
@@ -98,6 +108,7 @@ def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
     """
     lead = len(x.shape) - len(windows)
     taps = _taps(windows)
+    elements = _comparable(x)
     floats = "float" in str(x.dtype)
     many: Any = tirx.const(1, "int32")
     number: Any = tirx.const(0, "int32")
@@ -109,7 +120,7 @@ def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
         many, number = many * count, number * count + tirx.Cast("int32", tap.var)
 
     def key(*index: Any) -> Any:
-        value = x(*index[:lead], *_inside(windows, index[lead:], taps))
+        value = elements(*index[:lead], *_inside(windows, index[lead:], taps))
         found = tirx.Select(value.equal(largest(*index)), number, many)
         if floats:  # of several NaN the last
             found = tirx.Select(tirx.isnan(value), many - 1 - number, found)
@@ -135,13 +146,10 @@ def _te_argmax(x: Any, largest: Any, windows: Sequence[Window]) -> Any:
 
 
 def _max_with_indices(x: Any, windows: Sequence[Window]) -> tuple[Any, Any]:
-    if dtype(x) == "bfloat16":  # TVM cannot lower such a reduction of bfloat16
-        values, indices = _max_with_indices(emit(op.astype(x, "float32")), windows)
-        return op.astype(values, "bfloat16"), indices
     # Two kernels: inference uses the values alone, and the other one vanishes.
-    values = on_windows(_te_max, [x], windows, "max_pool")
-    values = emit(values)
-    return values, on_windows(_te_argmax, [x, values], windows, "max_pool_indices")
+    values = emit(on_windows(_te_max, [x], windows, "max_pool"))
+    indices = on_windows(_te_argmax, [x, values], windows, "max_pool_indices")
+    return cast(values, dtype(x)), indices
 
 
 def _narrow(x: Any, dtype_: str) -> Any:

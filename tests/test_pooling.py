@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fx2relax
 from fx2relax.testing import assert_matches_eager
 
 pytestmark = pytest.mark.sweep
@@ -42,9 +43,17 @@ def test_largest_of_other_dtypes(dtype: torch.dtype) -> None:
     assert_matches_eager(lambda x: F.max_pool2d(x, 2, ceil_mode=True), x)
 
 
-def test_largest_with_nan_infinities_and_ties() -> None:
+def test_bfloat16_is_widened_as_it_is_read() -> None:
+    x = _image(2, 4, 16, 16).bfloat16()
+    with torch.no_grad():
+        report = fx2relax.explain(lambda x: F.max_pool2d(x, 2), x)
+    assert len(report.data.kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_largest_with_nan_infinities_and_ties(dtype: torch.dtype) -> None:
     rows = [[NAN, 1.0, NAN, 2.0], [-INF, -INF, INF, INF], [0.0, -0.0, 3.0, 3.0]]
-    x = torch.tensor(rows)[None].repeat(1, 1, 2)
+    x = torch.tensor(rows, dtype=dtype)[None].repeat(1, 1, 2)
     assert_matches_eager(lambda x: F.max_pool1d_with_indices(x, 2), x)
     assert_matches_eager(lambda x: F.max_pool2d_with_indices(x[None], (3, 2), padding=1), x)
     assert_matches_eager(lambda x: F.adaptive_max_pool1d_with_indices(x, 3), x)
