@@ -13,6 +13,7 @@ from .contraction import Rounded
 from .divisions import Divisions, sizes_of
 from .lets import ChainLets, StoreLets
 from .libm import Doubles, Renamed
+from .pieces import Pieces
 from .polynomials import SCALES
 from .ramps import Ramps
 from .simplify import flatten, on_indices
@@ -32,7 +33,7 @@ VECTORIZED = "fx2relax.Vectorize"
 
 def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
-    body = WidenBFloat16().stmt(Doubles().stmt(func.body))
+    body = WidenBFloat16().stmt(Pieces().stmt(Doubles().stmt(func.body)))
     body = Rounded().stmt(Vectorize().stmt(body))
     scales = SCALES.set(has_features(func.attrs["target"], "avx512f"))
     try:

@@ -14,7 +14,6 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal, structural_hash
 
 from .flow import Flow, bindings, dtype_of, name_of, sizes_of
-from .joined import joined
 from .layout import (
     CONVOLUTION,
     LAST,
@@ -245,14 +244,7 @@ class _Relaid(_Rewriter):
             for x in fields
         ]
         axis = LAST[rank].index(int(value.attrs.axis) % rank)
-        shapes = [sizes_of(part) or [] for part in parts]
-        known = all(isinstance(n, int) and n for shape in shapes for n in shape)
-        if axis < rank - 1 or not known:
-            return _op.concat(relax.Tuple(parts), axis), 1
-        kind = dtype_of(value)
-        whole = [*shapes[0][:-1], sum(shape[-1] for shape in shapes)]
-        gvar = self.added(joined(shapes, kind), "joined")
-        return relax.call_tir(gvar, relax.Tuple(parts), relax.TensorType(whole, kind)), 1
+        return _op.concat(relax.Tuple(parts), axis), 1
 
     def is_var(self, x: Any) -> bool:
         """Whether an operand is a variable that may have been laid out."""
