@@ -15,13 +15,14 @@ from tvm import tirx
 
 from .tir import Rewriter, Substitute, TensorLoad, is_guard, length_of, uses
 from .vector import VECTOR
+from .wrapping import Bound, reads_data
 
 _MOST = 16  # cuts of a loop; each makes its code once more
 #: Comparisons, turned so that 0 stands on the right, and what they say of the left.
 _SIGNS = {tirx.LT: (1, 0), tirx.LE: (1, 1), tirx.GT: (-1, 0), tirx.GE: (-1, 1)}
 
 
-class Pieces(Rewriter):
+class Pieces(Bound):
     """Rewrites the marked loops of a lowered kernel."""
 
     def visit_For(self, node: Any) -> Any:
@@ -31,46 +32,64 @@ class Pieces(Rewriter):
         length = length_of(node.extent)
         if length is None or length_of(node.min) != 0:
             return node
-        seams = _Seams(node.loop_var)
+        seams = _Seams(node.loop_var, self.bound)
         seams.stmt(node.body)
         cuts = sorted(c for c in seams.found if 0 < c < length)
         if not cuts or len(cuts) > _MOST:
             return node
-        pieces = [_piece(node, *ends) for ends in pairwise([0, *cuts, length])]
+        pieces = [_piece(node, seams, *ends) for ends in pairwise([0, *cuts, length])]
         return tirx.SeqStmt([self.visit_For(piece) for piece in pieces])
 
 
-def _piece(loop: Any, start: int, stop: int) -> Any:
+def _piece(loop: Any, seams: _Seams, start: int, stop: int) -> Any:
     """Some turns of a loop."""
     dtype = loop.loop_var.ty.dtype
     var = tirx.Var(loop.loop_var.name, dtype)
-    body = _Decided(loop.loop_var, start, stop).stmt(loop.body)
-    body = _Simpler().stmt(Substitute({loop.loop_var: var + start}).stmt(body))
+    body = _Decided(seams, start, stop).stmt(loop.body)
+    body = _Simpler(seams.bound).stmt(Substitute({loop.loop_var: var + start}).stmt(body))
     turns = tirx.const(stop - start, dtype)
     return tirx.For(var, loop.min, turns, loop.kind, body, None, loop.annotations)
 
 
-class _Seams(Rewriter):
+class _Seams(Bound):
     """The numbers of turns at which a condition of an element begins to hold, or ends to."""
 
-    def __init__(self, var: Any) -> None:
-        self._var = var
+    def __init__(self, var: Any, bound: set[Any]) -> None:
+        self._var, self.bound = var, set(bound)
         self.found: set[int] = set()
 
     def leave(self, node: Any) -> Any:
         condition = _condition(node)
-        if condition is not None:
-            for comparison in _comparisons(condition):
-                at = _seam(comparison, self._var)
-                self.found |= set() if at is None else {at}
+        comparisons = () if condition is None else _comparisons(condition)
+        self.found.update(s[0] for s in map(self.seam, comparisons) if s is not None)
         return node
+
+    def seam(self, comparison: Any) -> tuple[int, bool] | None:
+        """The turn at which a comparison changes, and whether it holds before; else None.
+
+        It is one of the loop's number with a constant. What a kernel reads may overflow, and NaN
+        be among it, of which TVM's simplifier knows nothing.
+        """
+        if type(comparison) not in _SIGNS or not uses(comparison, self._var):
+            return None
+        if reads_data(comparison, self.bound):
+            return None
+        sign, equal = _SIGNS[type(comparison)]
+        difference = sign * (comparison.a - comparison.b)  # below 0, or at most 0, where it holds
+        simple = tvm.sym.Analyzer().simplify
+        up, down = simple(difference - self._var), simple(difference + self._var)
+        if isinstance(up, tirx.IntImm):  # var + up
+            return equal - int(up.value), True
+        if isinstance(down, tirx.IntImm):  # down - var
+            return int(down.value) + 1 - equal, False
+        return None
 
 
 class _Decided(Rewriter):
     """Elements without the conditions that hold, or do not, in all turns from one to another."""
 
-    def __init__(self, var: Any, start: int, stop: int) -> None:
-        self._var, self._start, self._stop = var, start, stop
+    def __init__(self, seams: _Seams, start: int, stop: int) -> None:
+        self._seams, self._start, self._stop = seams, start, stop
 
     def leave(self, node: Any) -> Any:
         condition = _condition(node)
@@ -99,22 +118,26 @@ class _Decided(Rewriter):
             if isinstance(inner, bool):
                 return not inner
             return condition if inner is condition.a else tirx.Not(inner)
-        seam = _seam(condition, self._var)
+        seam = self._seams.seam(condition)
         # One may be inside still: what an inner condition has made of this one was not cut at.
-        if seam is None or self._start < seam < self._stop:
+        if seam is None or self._start < seam[0] < self._stop:
             return condition
-        at = Substitute({self._var: tirx.const(self._start, self._var.ty.dtype)}).expr(condition)
-        return bool(int(tvm.sym.Analyzer().simplify(at).value))
+        at, before = seam
+        return before if self._stop <= at else not before
 
 
 class _Simpler(Rewriter):
-    """Shorter indices, so that a vector of them is seen to be one."""
+    """Shorter indices, so that a vector of them is seen to be one; not those that are read."""
+
+    def __init__(self, bound: set[Any]) -> None:
+        self._bound = bound
 
     def leave(self, node: Any) -> Any:
-        if isinstance(node, TensorLoad):
-            simple = tvm.sym.Analyzer().simplify
-            return tirx.BufferLoad(node.source, [simple(i) for i in node.indices])
-        return node
+        if not isinstance(node, TensorLoad):
+            return node
+        simple = tvm.sym.Analyzer().simplify
+        indices = [i if reads_data(i, self._bound) else simple(i) for i in node.indices]
+        return tirx.BufferLoad(node.source, indices)
 
 
 def _condition(node: Any) -> Any:
@@ -132,18 +155,3 @@ def _comparisons(condition: Any) -> Iterator[Any]:
         yield from _comparisons(condition.a)
     else:
         yield condition
-
-
-def _seam(comparison: Any, var: Any) -> int | None:
-    """The turn at which a comparison of a loop's number with a constant changes; else None."""
-    if type(comparison) not in _SIGNS or not uses(comparison, var):
-        return None
-    sign, equal = _SIGNS[type(comparison)]
-    difference = sign * (comparison.a - comparison.b)  # below 0, or at most 0, where it holds
-    analyzer = tvm.sym.Analyzer()
-    up, down = analyzer.simplify(difference - var), analyzer.simplify(difference + var)
-    if isinstance(up, tirx.IntImm):  # var + up
-        return equal - int(up.value)
-    if isinstance(down, tirx.IntImm):  # down - var
-        return int(down.value) + 1 - equal
-    return None
