@@ -91,8 +91,9 @@ class LlamaLayer(nn.Module):
         q = _rotate(self.q(y).view(batch, self.heads, 1, self.size), turn)
         k = _rotate(self.k(y).view(batch, self.shared, 1, self.size), turn)
         v = self.v(y).view(batch, self.shared, 1, self.size)
-        self.keys.index_copy_(2, position, k)
-        self.values.index_copy_(2, position, v)
+        # Under autocast products are of bfloat16, and the caches still of float32.
+        self.keys.index_copy_(2, position, k.to(self.keys.dtype))
+        self.values.index_copy_(2, position, v.to(self.values.dtype))
         y = F.scaled_dot_product_attention(
             q, self.keys, self.values, attn_mask=mask, enable_gqa=True
         )
