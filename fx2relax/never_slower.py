@@ -8,6 +8,7 @@ results that are returned are those of the compiled program until there is a ver
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,11 @@ _CLEAR = 3
 SETTLED = _ROUNDS + 1
 #: Where all values of a graph have as many bytes, eager has its turns when nothing else is held.
 ROOMY = 256 << 20
+# A way's turn is as many calls in a row: what a short one reads is in the processor's caches from the
+# second on, as it is where the user calls in a loop, and a single one tells little of its time.
+_CALLS = 12
+# No other call in a turn after so many seconds.
+_TURN = 5e-3
 # What takes longer than this is timed twice at most.
 _SECONDS = 2.0
 #: Graphs of symbolic sizes are timed for so many sizes.
@@ -210,7 +216,7 @@ class Contest:
         return result
 
     def _round(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-        """Time each way once; the first one's result."""
+        """Give each way a turn; the first one's result."""
         times, names = self._times[sizes], self._alternatives.names
         ways = names if self._apart else [*names, EAGER]
         seconds = {}
@@ -262,7 +268,11 @@ class Contest:
         if self._alternatives.use(name):
             self._program(*arguments)  # which makes what it needs of the weights
         function = self._eager if name == EAGER else self._program
-        return self._clock.timed(function, *arguments)
+        taken: list[float] = []
+        while len(taken) < _CALLS and sum(taken) < _TURN:
+            seconds, result = self._clock.timed(function, *arguments)
+            taken.append(seconds)
+        return statistics.median_low(taken), result
 
     def _until_grown(self, settled: Function) -> Function:
         """What runs until there are other programs; these are then timed beside it."""
