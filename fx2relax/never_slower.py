@@ -37,8 +37,8 @@ _CLEAR = 3
 SETTLED = _ROUNDS + 1
 #: Where all values of a graph have as many bytes, eager has its turns when nothing else is held.
 ROOMY = 256 << 20
-# A way's turn is as many calls in a row: what a short one reads is in the processor's caches from the
-# second on, as it is where the user calls in a loop, and a single one tells little of its time.
+# A way's turn is as many calls in a row: what a short one reads is in the processor's caches from
+# the second on, as it is where the user calls in a loop; and one alone tells little of its time.
 _CALLS = 12
 # No other call in a turn after so many seconds.
 _TURN = 5e-3
