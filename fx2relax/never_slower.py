@@ -195,7 +195,8 @@ class Contest:
                 if not self._alternatives.heavy:
                     _, *others = self._alternatives.names
                     for name in (*others, first):  # the first call prepares weights
-                        _, result = self._run(name, arguments)
+                        self._alternatives.use(name)
+                        result = self._program(*arguments)
                     return result
             result = self._round(sizes, arguments)
             fastest = self._verdict(self._times[sizes])
