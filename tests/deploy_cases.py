@@ -90,6 +90,16 @@ def linear(builder: Any, x: Any, weight: Any, bias: Any) -> list[Any]:
     return [builder.emit(relax.op.add(moved, shift))]
 
 
+def values(*shape: int) -> np.ndarray[Any, Any]:
+    """The same float32 numbers each time."""
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def close(a: Any, b: Any) -> None:
+    """Assert that two arrays of float32 differ by their rounding alone."""
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def expected(x: np.ndarray[Any, Any], weights: Any = WEIGHTS) -> np.ndarray[Any, Any]:
     """What the functions of `mlp` return."""
     return x @ weights["fc.weight"].T + weights["fc.bias"] + np.arange(6, dtype=np.float32)
