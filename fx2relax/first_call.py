@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from fx2relax.alternatives import Call
 from fx2relax.errors import ArgumentError, BuildFailure
 from fx2relax.locks import own
+from fx2relax.ordered import is_repeatable
 from fx2relax.reproducers import write_reproducer
-from fx2relax.torch_calls import is_repeatable
 
 log = logging.getLogger("fx2relax")
 

@@ -18,14 +18,13 @@ from fx2relax.compat import (
     BlockBuilder,
     Expr,
     ShapeType,
-    TensorType,
     Var,
     dtype_of,
     op,
     relax,
     threads_apart,
 )
-from fx2relax.complexes import Complex, constant, held_type, is_complex
+from fx2relax.complexes import Complex, constant
 from fx2relax.control_flow import Choices
 from fx2relax.errors import (
     Fx2RelaxError,
@@ -39,7 +38,6 @@ from fx2relax.errors import (
 )
 from fx2relax.folded import Value, folded
 from fx2relax.imported import Imported
-from fx2relax.layouts import inverse
 from fx2relax.outputs import arrange
 from fx2relax.params import InputSpec, in_relax_order
 from fx2relax.printing import Prints
@@ -47,9 +45,10 @@ from fx2relax.promotion import promoted
 from fx2relax.registry import Converter, shipped
 from fx2relax.scalars import NO_OPERATION, Scalars
 from fx2relax.shapes import SymbolTable
-from fx2relax.storages import Storages, is_strided, logical
+from fx2relax.storages import Storages, is_strided
 from fx2relax.told import tell
 from fx2relax.torch_calls import TorchCalls
+from fx2relax.variables import as_captured, unbound_symbols, variable
 
 Node = torch.fx.Node
 _NUMBERS = (torch.SymInt, torch.SymBool, torch.SymFloat, bool, int, float)
@@ -109,7 +108,7 @@ class Importer:
         params, num_input = in_relax_order(self.inputs)
         variables = {id(spec): self.param(spec) for spec in params}
         arguments = [variables[id(spec)] for spec in params]
-        solved = self._unbound_symbols(params)
+        solved = unbound_symbols(params)
         if solved:
             sizes = Var("sizes", ShapeType([self.symbols.var(s) for s in solved]))
             arguments.insert(num_input, sizes)
@@ -202,36 +201,8 @@ class Importer:
     def param(self, spec: InputSpec) -> Any:
         """A Relax variable for an input of the graph."""
         unique = spec.kind == "user" and not self.nested
-        name = self.builder.get_unique_name(spec.name) if unique else spec.name
-        spec.relax_name = name
-        if not isinstance(spec.val, torch.Tensor):
-            if isinstance(spec.val, torch.SymInt):
-                return Var(name, ShapeType([self.symbols.size(spec.val)]))
-            if isinstance(spec.val, torch.SymFloat):
-                return Var(name, TensorType([], "float64"))
-            return Var(name, AnyType())
-        if not routes.is_held(spec.val):
-            return Var(name, AnyType())
-        shape = self.symbols.shape(spec.val.shape)
-        if spec.permutation is not None:
-            shape = [shape[axis] for axis in spec.permutation]
-        if spec.storage is not None:
-            shape = [spec.storage]
-        return Var(name, held_type(spec.val, shape))
-
-    def _unbound_symbols(self, params: Sequence[InputSpec]) -> list[Any]:
-        """Symbols that appear in a size, and nowhere as a size of their own."""
-        seen: dict[Any, None] = {}
-        bare: set[Any] = set()
-        for spec in params:
-            sizes = spec.val.shape if isinstance(spec.val, torch.Tensor) else [spec.val]
-            for size in sizes:
-                if isinstance(size, torch.SymInt):
-                    expr = size.node.expr
-                    seen.update(dict.fromkeys(sorted(expr.free_symbols, key=str)))
-                    if expr.is_Symbol:
-                        bare.add(expr)
-        return [symbol for symbol in seen if symbol not in bare]
+        spec.relax_name = self.builder.get_unique_name(spec.name) if unique else spec.name
+        return variable(spec, self.symbols)
 
     def _bind_inputs(self, nodes: Sequence[Node], variables: dict[int, Any]) -> None:
         placeholders = [n for n in nodes if n.op == "placeholder"]
@@ -251,15 +222,7 @@ class Importer:
                 self.env[node] = value
 
     def _logical(self, spec: InputSpec, var: Any) -> Any:
-        if isinstance(spec.val, torch.SymInt):
-            return self.symbols.size(spec.val)
-        if spec.storage is not None:
-            return self.builder.emit(logical(spec, var), spec.relax_name)
-        pairs = is_complex(spec.val)
-        if spec.permutation is not None:
-            order = [*inverse(spec.permutation), *([len(spec.permutation)] if pairs else [])]
-            var = self.builder.emit(op.permute_dims(var, order), spec.relax_name)
-        return Complex(pairs=var) if pairs else var
+        return as_captured(spec, var, self.symbols, self.builder)
 
     # -- the walk ----------------------------------------------------------------------------
 

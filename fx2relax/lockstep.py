@@ -25,8 +25,8 @@ from torch.utils.dlpack import from_dlpack
 
 from fx2relax.compat import TVMTensor
 from fx2relax.differences import TOLERANCE, Run, difference, is_rounding, widened
+from fx2relax.ordered import draws
 from fx2relax.runtime.heap import give_back
-from fx2relax.torch_calls import draws
 
 log = logging.getLogger("fx2relax")
 

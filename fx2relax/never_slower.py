@@ -22,9 +22,9 @@ from fx2relax.cache import Store
 from fx2relax.clocks import Clock
 from fx2relax.devices import CPU
 from fx2relax.locks import own
+from fx2relax.ordered import is_ordered
 from fx2relax.runtime.heap import give_back
 from fx2relax.switches import is_on
-from fx2relax.torch_calls import is_ordered
 
 log = logging.getLogger("fx2relax")
 

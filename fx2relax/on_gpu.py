@@ -10,8 +10,8 @@ import torch.fx
 from fx2relax.alternatives import Call
 from fx2relax.first_call import Compared, can_be_compared
 from fx2relax.options import Options
+from fx2relax.ordered import is_ordered
 from fx2relax.params import WEIGHT_KINDS, InputSpec
-from fx2relax.torch_calls import is_ordered
 
 
 def on_gpu(

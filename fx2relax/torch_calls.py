@@ -26,69 +26,13 @@ from fx2relax.compat import (
 from fx2relax.complexes import Complex, held_type, is_complex
 from fx2relax.errors import source_line, target_name
 from fx2relax.layouts import concrete, inverse
+from fx2relax.ordered import draws, is_ordered
 from fx2relax.routes import flat_arguments, is_held, is_leaf
 from fx2relax.scalars import as_operand
 
 Node = torch.fx.Node
 #: The names of packed functions that are calls of PyTorch's begin so.
 PREFIX = "fx2relax.torch."
-
-_IMPURE = frozenset(
-    {
-        "aten::_assert_async",
-        "aten::_assert_scalar",
-        "aten::_assert_tensor_metadata",
-        "aten::_linalg_check_errors",
-        "aten::sym_constrain_range",
-        "aten::sym_constrain_range_for_size",
-        "aten::_print",
-    }
-)
-
-
-def is_random(target: Any) -> bool:
-    """Whether an operator draws random numbers."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
-
-
-def is_ordered(node: Node) -> bool:
-    """Whether such calls must all happen, in order.
-
-    Random draws, assertions, and what other processes make together with this one.
-    """
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
-    if draws(node) or is_collective(target):
-        return True
-    return target._schema.is_mutable or target._schema.name in _IMPURE
-
-
-def is_repeatable(node: Node) -> bool:
-    """Whether a node can run a second time, and leave no more behind than its random draws."""
-    if node.op != "call_function" or not is_ordered(node):
-        return True
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return target is torch.ops.higher_order.cond
-    if is_collective(target) or target._schema.is_mutable:
-        return False
-    return draws(node) or target._schema.name in _IMPURE - {"aten::_print"}
-
-
-def draws(node: Node) -> bool:
-    """Whether a call draws random numbers: attention without dropout does not."""
-    if not is_random(node.target):
-        return False
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    place = next((i for i, a in enumerate(arguments) if a.name == "dropout_p"), None)
-    if place is None:
-        return True
-    given = node.kwargs.get("dropout_p", arguments[place].default_value)
-    return bool((node.args[place] if place < len(node.args) else given) != 0)
 
 
 def _reads_strides(target: Any) -> bool:
@@ -140,7 +84,7 @@ class TorchCall:
     Attributes:
         name: the packed function's name, unique among all processes: programs are kept on disk.
         where: the user's source line.
-        ordered: whether it must run, and in order; see `is_ordered`.
+        ordered: whether it must run, and in order; see `ordered.is_ordered`.
         collective: whether other processes make it too.
         library: whether it is a call of the library that is wanted, as for products.
         orders: what `lays` gave for each of the results.

@@ -33,8 +33,8 @@ from fx2relax.graph_key import OURS, Spelled, process_facts
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
 from fx2relax.options import Options
+from fx2relax.ordered import is_ordered
 from fx2relax.params import InputSpec
-from fx2relax.torch_calls import is_ordered
 
 log = logging.getLogger("fx2relax")
 Node = torch.fx.Node
