@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from fx2relax import kept, objects, routes, stages
+from fx2relax import kept, library_calls, objects, routes, stages
 from fx2relax.accept import accept
 from fx2relax.casting import cast
 from fx2relax.compat import (
@@ -296,6 +296,9 @@ class Importer:
         if self.library == "torch" and routes.library_decides(node, converter):
             self.converted += 1
             return self.calls.emit(node, library=True)
+        if self.library == "torch" and library_calls.takes(node, converter):
+            self.converted += 1
+            return accept(self, node, library_calls.emit(self, node))
         if converter is not None:
             try:
                 result = accept(self, node, self._call(converter, node))

@@ -3,8 +3,9 @@
 ATen has no operator for one direction of one recurrent layer that has a gradient of its own:
 PyTorch traces a training step, and every GRU, cell by cell, hundreds of nodes for a sentence, and
 leaves out the dropout between layers. Here a layer is one matrix product over all time steps and
-one `fx2relax::recurrence`, whose gradient is one `fx2relax::recurrence_backward`. On a GPU, where
-nothing is trained, all layers are one `fx2relax::recurrent_layers`.
+one `fx2relax::recurrence`, whose gradient is one `fx2relax::recurrence_backward`. Where nothing is
+trained, all layers on a GPU are one `fx2relax::recurrent_layers`, and LSTMs in bfloat16 on a CPU
+are calls of oneDNN's, see `recurrent_library`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import DispatchKey
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from fx2relax import recurrent_library
 from fx2relax.recurrent_cells import backward_cell, forward_cell, saved_widths
 from fx2relax.recurrent_layers import recurrent_layers
 from fx2relax.whole import is_active
@@ -244,23 +247,36 @@ def _layers(
     directions = 2 if bidirectional else 1
     projected = c0 is not None and h0.shape[-1] != c0.shape[-1]
     group = 2 + 2 * has_biases + projected
+    library = (
+        batch_sizes is None
+        and not _learns(x, h0, c0, *params)
+        and not (train and dropout)
+        and recurrent_library.takes(x, h0, c0, params)
+    )
     last: list[list[Tensor]] = []
     for layer in range(num_layers):
         outputs = []
         for k in range(layer * directions, (layer + 1) * directions):
             w_ih, w_hh, *rest = params[k * group : (k + 1) * group]
             b_ih, b_hh = rest[:2] if has_biases else (None, None)
-            y, *states = _direction(
-                mode,
-                F.linear(x, w_ih, b_ih),
-                h0.select(0, k),
-                None if c0 is None else c0.select(0, k),
-                w_hh,
-                b_hh,
-                rest[-1] if projected else None,
-                batch_sizes,
-                reverse=k % directions == 1,
-            )
+            h, c = h0.select(0, k), None if c0 is None else c0.select(0, k)
+            reverse = k % directions == 1
+            if library:
+                assert c is not None
+                weights = w_ih, w_hh
+                y, *states = recurrent_library.layer(x, h, c, weights, rest[:2], reverse)
+            else:
+                y, *states = _direction(
+                    mode,
+                    F.linear(x, w_ih, b_ih),
+                    h,
+                    c,
+                    w_hh,
+                    b_hh,
+                    rest[-1] if projected else None,
+                    batch_sizes,
+                    reverse=reverse,
+                )
             outputs.append(y)
             last.append(states)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
@@ -294,6 +310,8 @@ def _input_kernel(mode: str) -> Callable[..., tuple[Tensor, ...]]:
     ) -> tuple[Tensor, ...]:
         h0, c0 = hx if mode == "lstm" else (hx, None)
         x = input.transpose(0, 1) if batch_first else input
+        if guard_or_false(x.shape[0] == 0):  # as eager says it
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         if _on_gpu(x) and not _learns(x, h0, c0, *params) and not (train and dropout):
             y, *states = recurrent_layers(
                 x, h0, c0, params, mode, has_biases, num_layers, bidirectional

@@ -226,6 +226,7 @@ def _settings() -> list[Any]:
         backends.cuda.mem_efficient_sdp_enabled(),
         backends.mha.get_fastpath_enabled(),
         backends.cudnn.enabled,
+        backends.mkldnn.enabled,
         getattr(backends.opt_einsum, "enabled", None),
         getattr(backends.opt_einsum, "strategy", None),
         functorch_config.get_hash().hex(),

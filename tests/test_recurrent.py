@@ -155,6 +155,19 @@ def test_without_a_batch_and_with_given_states():
     assert_matches_eager(lambda x, h, c: module(x, (h, c)), torch.randn(7, 4), h, c, grad=True)
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_no_time_steps_and_no_sequences(kind, batch_first):
+    """Eager refuses the first and computes the second."""
+    module = layer(kind, 4, 5, batch_first=batch_first)
+    sizes = [(0, 3, 4), (3, 0, 4)]
+    none, empty = reversed(sizes) if batch_first else sizes
+    assert_matches_eager(module, torch.randn(empty))
+    for run in (module, torch.compile(module, backend="relax")):
+        with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
+            run(torch.randn(none))
+
+
 def test_a_state_alone_gives_gradients():
     module = layer("gru", 4, 5, num_layers=2)
     assert_matches_eager(lambda x: module(x)[1].sum(), torch.randn(7, 2, 4), grad=True)

@@ -13,6 +13,8 @@ Packed calls, all of them `call_pure_packed` (`settings` is that of the plain co
     packed_linear(x, object[, bias]) -> output
     pack_linear_mkl                       the same in MKL's order, for just as many rows
     packed_linear_mkl(x, object[, bias], (rows, n, k)) -> output
+    pack_lstm(weight, (which, features, size, reverse, biased[, time, batch])) -> object
+    packed_lstm(x, object, object, biases, states, settings) -> outputs and states
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ _LEAST_KERNEL = 1 << 16
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
 _GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
 _PRODUCTS = ("matmul_nn", "matmul_nt")
+_LSTM = "new_lstm"
 # How functions are called that pack a product's weight, and that take one.
 _ONEDNN, _MKL = "linear", "linear_mkl"
 
@@ -149,6 +152,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return self._product(name, call)
         if name in _CONVOLUTIONS:
             return self._convolution(name, call)
+        if name == _LSTM:
+            return self._lstm(call)
         if name in _GRADIENTS:
             operands = list(call.args[1].fields)
             if len({dtype_of(v) for v in (*operands[:2], call)}) == 1:
@@ -203,6 +208,18 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return call
         return _pure(f"new_{name}", [*operands, settings], call.ty)
 
+    def _lstm(self, call: Any) -> Any:
+        _, x, *weights, _, _, h, _, settings = call.args
+        sizes, state = sizes_of(x), sizes_of(h)
+        if not sizes or not state or not all(isinstance(s, int) for s in (sizes[2], state[2])):
+            return call
+        last = [sizes[2], state[2], *(int(v.value) for v in settings.values)]
+        last += sizes[:2] if all(isinstance(s, int) for s in sizes) else []
+        for which, weight in enumerate(weights):
+            packed = self._pack(weight, "pack_lstm", [[which, *last]])
+            weights[which] = weight if packed is None else packed
+        return _pure("packed_lstm", [x, *weights, *call.args[4:]], call.ty)
+
     @staticmethod
     def _multiplied(values: list[int], kernel: Any, out: Any, call: Any) -> bool:
         """Whether the plain call is a product in memory that is planned, and that is worth it.
@@ -255,8 +272,8 @@ def only_reads(call: Any) -> bool:
 
 
 def _library_name(value: Any) -> str:
-    """The library's function that a call writes the output of; empty for all else."""
-    if name_of(value) != "relax.call_dps_packed":
+    """The library's function that a call is of; empty for all else."""
+    if name_of(value) not in ("relax.call_dps_packed", "relax.call_pure_packed"):
         return ""
     symbol = str(getattr(value.args[0], "global_symbol", ""))
     return symbol[len(PREFIX) :] if symbol.startswith(PREFIX) else ""

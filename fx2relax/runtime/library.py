@@ -17,6 +17,8 @@ import torch.nn.functional as F
 import tvm_ffi
 from torch.utils.dlpack import from_dlpack
 
+from fx2relax.recurrent_library import LSTM
+
 PREFIX = "fx2relax.library."
 Tensor = torch.Tensor
 # None of the tensors requires a gradient, so that neither no_grad nor inference_mode, which cost
@@ -169,8 +171,23 @@ def _attention(*arguments: Any) -> None:
     out.copy_(result.transpose(1, 2))
 
 
+def _new_lstm(*arguments: Any) -> tuple[Tensor, ...]:
+    """One direction of an LSTM's layer: its outputs, the last state and the last cell's state.
+
+    The operands of ``aten::mkldnn_rnn_layer``: (time, batch, features), two weights, two biases,
+    two states (1, batch, size). Settings: whether it is reversed, whether the biases count.
+    """
+    *operands, settings = arguments
+    given = [_view(v) for v in operands]
+    reverse, biased = (bool(v) for v in settings)
+    layer = torch.ops.aten.mkldnn_rnn_layer.default
+    size = given[-1].shape[-1]
+    made = layer(*given, reverse, [], LSTM, size, 1, biased, False, False, False)
+    return tuple(result.contiguous() for result in made[:3])
+
+
 #: The packed functions by name, without `PREFIX`.
-FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         f"matmul_{'nt'[left]}{'nt'[right]}": _matmul(left, right)
         for left in (False, True)
@@ -187,6 +204,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor | None]] = {
     "new_conv2d_nhwc": _new_convolution_nhwc,
     **{f"new_conv{n}d_weight": _new_weight_gradient for n in (1, 2, 3)},
     "attention": _attention,
+    "new_lstm": _new_lstm,
 }
 
 for _name, _function in FUNCTIONS.items():

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "calls.h"
+#include "lstm.h"
 #include "packed.h"
 #include "rows.h"
 #include "tensors.h"
@@ -74,6 +75,7 @@ extern "C" int fx2relax_register() {
     fx2relax::define_calls();
     fx2relax::define_rows();
     fx2relax::define_packed();
+    fx2relax::define_lstm();
     return 0;
   } catch (...) {
     return -1;

@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 from . import native
 from .library import PREFIX
 
-_KINDS = ("linear", "linear_mkl", "conv", "conv_nhwc")
+_KINDS = ("linear", "linear_mkl", "conv", "conv_nhwc", "lstm")
 _lock = threading.RLock()
 _depth = 0
 
@@ -73,8 +73,7 @@ def _late(pack: Callable[..., Any], use: Callable[..., Any], own: set[int]) -> t
             return tvm_ffi.Array((weight, *settings))
         return pack(weight, *settings)
 
-    def run(x: Any, weight: Any, *more: Any) -> Any:
-        held = pack(*weight) if isinstance(weight, tvm_ffi.Array) else weight
-        return use(x, held, *more)
+    def run(*arguments: Any) -> Any:
+        return use(*(pack(*a) if isinstance(a, tvm_ffi.Array) else a for a in arguments))
 
     return kept, run

@@ -1,0 +1,74 @@
+"""LSTMs in bfloat16 on a CPU where nothing is trained: oneDNN's layer, which is eager's.
+
+It multiplies by tiles where the processor has them, which generated kernels do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+LSTM = 2  # among the kinds of layers that oneDNN has
+#: What a compiled program calls, see `runtime.library`.
+NAME = "fx2relax.library.new_lstm"
+_aten = torch.ops.aten
+
+
+def takes(x: Tensor, h0: Tensor, c0: Tensor | None, params: Sequence[Tensor]) -> bool:
+    """Whether eager hands layers without dropout, of which nobody asks a gradient, to oneDNN.
+
+    Args:
+        x: see `layer`.
+        h0: (layers * directions, batch, size).
+        c0: (layers * directions, batch, cell size), for "lstm" alone.
+        params: of each layer and direction.
+    """
+    if c0 is None or h0.shape[-1] != c0.shape[-1] or not guard_or_false(x.numel() != 0):
+        return False
+    tensors = (x, h0, c0, *params)
+    if any(t.device.type != "cpu" for t in tensors):
+        return False
+    usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return usable and _in_bfloat16(tensors) and _computes_in_bfloat16()
+
+
+def _in_bfloat16(tensors: Sequence[Tensor]) -> bool:
+    kinds = {t.dtype for t in tensors}
+    if torch.is_autocast_enabled("cpu"):
+        bfloat = torch.get_autocast_dtype("cpu") is torch.bfloat16
+        return bfloat and kinds <= {torch.float32, torch.bfloat16}
+    return kinds == {torch.bfloat16}
+
+
+def _computes_in_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def layer(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: tuple[Tensor, Tensor],
+    biases: Sequence[Tensor],
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One direction of one layer; the outputs, the last state and the last cell's state.
+
+    Args:
+        x: (time, batch, features).
+        h: (batch, size).
+        c: (batch, size).
+        weights: (gates, features) and (gates, size).
+        biases: (gates,) twice, or none.
+        reverse: from the last step to the first.
+    """
+    states = [state.unsqueeze(0).contiguous() for state in (h, c)]
+    batch_sizes: list[int] = []
+    settings = batch_sizes, LSTM, h.shape[1], 1, bool(biases), False, False, False
+    # Something has to stand where there are no biases, and nothing looks at it.
+    given = x.contiguous(), *weights, *(biases or states), *states, reverse
+    y, last_h, last_c, _ = _aten.mkldnn_rnn_layer.default(*given, *settings)
+    return y, last_h.squeeze(0), last_c.squeeze(0)
