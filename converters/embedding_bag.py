@@ -46,7 +46,7 @@ def bags(
     closed: bool,
     padding: int,
 ) -> tuple[Any, Any, Any, Any]:
-    """The bags' results (in float32 at least), sizes, rows of maxima, and each index's bag."""
+    """The bags' results (in float32 at least), sizes, the rows of maxima, and each index's bag."""
     rows, width = shape(weight)
     given, count = shape(offsets)[0], shape(indices)[0]
     number = given - 1 if closed else given
@@ -59,7 +59,8 @@ def bags(
     def body(ins: Any, outs: Any, numbers: list[Any]) -> None:
         many, inner, entries, bag_count = numbers
         table, index, starts = ins[:3]
-        out, sizes, best, owner = outs
+        out, sizes, owner = outs[:3]
+        best = outs[3] if mode == _MAX else None
         bad = counter()
         with loops([bag_count]) as (b,):
             start, end = _bounds(starts, b, entries, many, closed)
@@ -72,7 +73,8 @@ def bags(
             sizes[b] = wide(0)
             with loops([inner]) as (d,):
                 out[b * inner + d] = tirx.const(0, wider)
-                best[b * inner + d] = wide(0)
+                if best is not None:
+                    best[b * inner + d] = wide(0)
             start, end = _bounds(starts, b, entries, many, closed)
             with T.serial(start, end) as i:
                 owner[i] = b
@@ -81,7 +83,7 @@ def bags(
                         at = b * inner + d
                         value = table[index[i] * inner + d]
                         value = value if wider == kind else tirx.Cast(wider, value)
-                        if mode == _MAX:
+                        if best is not None:
                             larger = tirx.Or(sizes[b].equal(wide(0)), value > out[at])
                             best[at] = tirx.Select(larger, index[i], best[at])
                             out[at] = tirx.Select(larger, value, out[at])
@@ -99,12 +101,16 @@ def bags(
     def outputs(numbers: list[Any]) -> list[tuple[Any, str]]:
         many, inner, _, bag_count = numbers
         full = bag_count * inner
-        return [(full, wider), (bag_count, "int64"), (full, "int64"), (many, "int64")]
+        found = [(full, wider), (bag_count, "int64"), (many, "int64")]
+        return [*found, (full, "int64")] if mode == _MAX else found
 
     inputs = [weight, row_at, offsets, *([] if scale is None else [scale])]
     found = opaque("embedding_bag", body, inputs, outputs, [count, width, given, number])
-    out, sizes, best, owner = (emit(relax.TupleGetItem(found, k)) for k in range(4))
-    return reshape(cast(out, kind), [number, width]), sizes, reshape(best, [number, width]), owner
+    out, sizes, owner, *best = (
+        emit(relax.TupleGetItem(found, k)) for k in range(3 + (mode == _MAX))
+    )
+    of_maxima = reshape(best[0], [number, width]) if best else None
+    return reshape(cast(out, kind), [number, width]), sizes, of_maxima, owner
 
 
 def _forward(

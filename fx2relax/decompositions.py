@@ -100,10 +100,20 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
     return shuffled.clone(memory_format=suggest_memory_format(x))
 
 
-def _im2col(x: torch.Tensor, *windows: list[int]) -> torch.Tensor:
-    """Compact, of a batch of one as well."""
-    columns: torch.Tensor = decomposition_table[aten.im2col.default](x, *windows)
-    return columns.contiguous()
+def _im2col(
+    x: torch.Tensor,
+    kernel_size: list[int],
+    dilation: list[int],
+    padding: list[int],
+    stride: list[int],
+) -> torch.Tensor:
+    """By windows instead of PyTorch's tables of indices; compact, of a batch of one as well."""
+    (rows, columns), batched = padding, x.dim() == 4
+    windows = functional.pad(x if batched else x.unsqueeze(0), (columns, columns, rows, rows))
+    for axis, size, step, start in zip((2, 3), kernel_size, dilation, stride, strict=True):
+        windows = windows.unfold(axis, (size - 1) * step + 1, start)[..., ::step]
+    result = windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3).contiguous()
+    return result if batched else result.squeeze(0)
 
 
 def _celu(x: torch.Tensor, alpha: float = 1.0) -> Any:

@@ -234,6 +234,27 @@ def test_bits_of_an_input_or_a_result_beside_it(dtype: torch.dtype) -> None:
     assert_matches_eager(lambda x: (x.view(dtype), x[1:].view(dtype), x + 1), x, torch_calls=True)
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [((3, 3), 1, 1, 1), ((2, 3), (3, 2), (0, 4), (1, 2)), ((9, 11), 1, 0, 1), (4, 1, (5, 0), 7)],
+    ids=str,
+)
+def test_columns_of_windows(windows: Many) -> None:
+    def columns(*inputs: torch.Tensor) -> Many:
+        return tuple(F.unfold(x, *windows) for x in inputs)
+
+    inputs = [_ordered(*shape) for shape in ((2, 3, 9, 11), (1, 3, 9, 11), (3, 9, 11))]
+    assert_matches_eager(columns, *inputs, grad=True)
+    assert_matches_eager(columns, inputs[0].bfloat16(), _ordered(0, 3, 9, 11))
+    assert_matches_eager(columns, inputs[0], dynamic=True)
+
+
+def test_windows_that_do_not_fit() -> None:
+    f = torch.compile(lambda x: F.unfold(x, 5), backend="relax")
+    with pytest.raises(RuntimeError, match="sliding blocks"):
+        f(torch.ones(1, 2, 4, 9))
+
+
 def test_pixels_and_channels() -> None:
     def function(x: torch.Tensor) -> Many:
         return (

@@ -22,10 +22,27 @@ TERMS = 32  # of a sum that is left as it is
 _LARGER, _LEVELS = 64, 2
 _LANES = 16  # of a vector; what is left of it is added up one by one in the end
 
+#: How two results over parts are joined.
+JOINS: dict[Any, Callable[[Any, Any], Any]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.Max: tirx.max,
+    tirx.Min: tirx.min,
+}
+#: Tells the kind and the element of ``acc = acc op e``; None of what is no such statement.
+Running = Callable[[Any], "tuple[Any, Any] | None"]
+
 #: The statement that adds something to a `Place`.
 Adding = Callable[[Any], Any]
 #: The same for one turn of a loop.
 Turn = Callable[[Any, Any], Any]
+
+
+def identity(kind: Any, dtype: str) -> Any:
+    """What joined to anything changes nothing."""
+    if kind in (tirx.Add, tirx.Mul):
+        return tirx.const(int(kind is tirx.Mul), dtype)
+    return tirx.min_value(dtype) if kind is tirx.Max else tirx.max_value(dtype)
 
 
 class Parts:
@@ -111,12 +128,18 @@ Place = Any
 class Leaf:
     """What is inside all loops over terms: adds to one place, or to those along a vector.
 
+    Products and extremes are sums of their own kind here.
+
     Args:
         node: the statement.
         along: the mark of a loop along a vector.
+        running: see `Running`.
+
+    Attributes:
+        kind: one of those in `JOINS`; None of what is none of them.
     """
 
-    def __init__(self, node: Any, along: str) -> None:
+    def __init__(self, node: Any, along: str, running: Running) -> None:
         self.loop: Any = node if isinstance(node, tirx.For) else None
         body = node if self.loop is None else node.body
         self.guard = None
@@ -124,6 +147,9 @@ class Leaf:
             self.guard, body = body.condition, body.then_case
         self.store: Any = body
         self.vector = self.loop is not None and along in self.loop.annotations
+        found = running(body) if isinstance(body, tirx.BufferStore) else None
+        self.kind: Any = found[0] if found is not None and found[0] in JOINS else None
+        self._element: Any = found[1] if found is not None else None
 
     @property
     def terms(self) -> int:
@@ -151,10 +177,10 @@ class Leaf:
         return tirx.decl_buffer((length,), str(self.store.buffer.dtype), "part")
 
     def clear(self, part: Place) -> Any:
-        """The statement by which that is 0."""
+        """The statement by which that holds the result of no terms."""
         buffer, at = self._at(part)
-        zero = tirx.const(0, str(buffer.dtype))
-        return self._along(lambda: tirx.BufferStore(buffer, zero, at))
+        nothing = identity(self.kind, str(buffer.dtype))
+        return self._along(lambda: tirx.BufferStore(buffer, nothing, at))
 
     def flush(self, part: Place, place: Place) -> Any:
         """The statement that adds it to another place."""
@@ -163,7 +189,7 @@ class Leaf:
 
     def adding(self, place: Place) -> Any:
         """What it does, with another place."""
-        body = self._guarded(self._plus(place, self.store.value.b))
+        body = self._guarded(self._plus(place, self._element))
         return body if self.loop is None else self._with_own_variable(body)
 
     def _at(self, place: Place) -> tuple[Any, list[Any]]:
@@ -176,7 +202,7 @@ class Leaf:
 
     def _plus(self, place: Place, value: Any) -> Any:
         buffer, at = self._at(place)
-        return tirx.BufferStore(buffer, tirx.BufferLoad(buffer, at) + value, at)
+        return tirx.BufferStore(buffer, JOINS[self.kind](tirx.BufferLoad(buffer, at), value), at)
 
     def _guarded(self, store: Any) -> Any:
         return store if self.guard is None else tirx.IfThenElse(self.guard, store, None)
@@ -191,10 +217,8 @@ class Leaf:
         return tirx.For(var, old.min, old.extent, old.kind, body, None, old.annotations)
 
 
-def sum_of(
-    loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along: str
-) -> tuple[list[Any], Leaf] | None:
-    """A nest of loops over terms and what is inside; None where it is no sum.
+def sum_of(loop: Any, running: Running, along: str) -> tuple[list[Any], Leaf] | None:
+    """A nest of loops over terms and what is inside; None where there is no `Leaf.kind`.
 
     Args:
         loop: see `cascaded`, as for the others.
@@ -205,27 +229,28 @@ def sum_of(
     while isinstance(inside, tirx.For) and not inside.annotations:
         loops.append(inside)
         inside = inside.body
-    leaf = Leaf(inside, along)
+    leaf = Leaf(inside, along, running)
     zeros = all(isinstance(each.min, tirx.IntImm) and int(each.min) == 0 for each in loops)
-    if not zeros or not leaf.is_apart([each.loop_var for each in loops]):
+    if leaf.kind is None or not zeros or not leaf.is_apart([each.loop_var for each in loops]):
         return None
-    found = running(leaf.store)
-    return (loops, leaf) if found is not None and found[0] is tirx.Add else None
+    return loops, leaf
 
 
-def cascaded(loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along: str) -> Any:
+def cascaded(loop: Any, running: Running, along: str) -> Any:
     """A nest of loops over terms, as it is where it is not a long sum.
 
     Args:
         loop: the outermost.
-        running: tells the kind and the element of ``acc = acc op e``.
+        running: see `Running`.
         along: the mark of a loop along a vector.
     """
     plain = rebuild_for(loop, loop.extent, loop.body, marked=False)
     found = sum_of(loop, running, along)
-    if found is None or not str(found[1].store.buffer.dtype).startswith("float"):
+    if found is None:
         return plain
     loops, leaf = found
+    if leaf.kind is not tirx.Add or not str(leaf.store.buffer.dtype).startswith("float"):
+        return plain
     parts = Parts(leaf.part, leaf.clear, leaf.flush)
     adding: Adding = leaf.adding
     terms = leaf.terms

@@ -14,42 +14,31 @@ from tvm.ir import Var
 
 from .tir import Rewriter
 
-_NEVER_LESS = {
-    cls.__name__
-    for cls in (
-        tirx.Add,
-        tirx.Mul,
-        tirx.Div,
-        tirx.Mod,
-        tirx.FloorDiv,
-        tirx.FloorMod,
-        tirx.Min,
-        tirx.Max,
-    )
-}
-
 
 class Divisions(Rewriter):
     """Truncated division in place of rounded division, which it is where nothing is negative.
 
     Args:
-        sizes: variables that are never negative.
+        sizes: the least that variables are, see `sizes_of`.
     """
 
-    def __init__(self, sizes: set[Any]) -> None:
-        self.natural = set(sizes)
+    def __init__(self, sizes: dict[Any, int]) -> None:
+        self.leasts = dict(sizes)
 
     def visit_For(self, node: Any) -> Any:
         """A loop, which counts from its first number upwards."""
-        if self.is_natural(node.min):
-            self.natural.add(node.loop_var)
+        self._know(node.loop_var, node.min)
         return self.default(node)
 
     def bind(self, node: Any) -> Any:
         """A bound variable is what its value is."""
-        if self.is_natural(node.value):
-            self.natural.add(node.var)
+        self._know(node.var, node.value)
         return super().bind(node)
+
+    def _know(self, var: Any, value: Any) -> None:
+        least = self.least(value)
+        if least is not None:
+            self.leasts[var] = least
 
     def leave(self, node: Any) -> Any:
         """Replace a division by anything but a number."""
@@ -73,34 +62,76 @@ class Divisions(Rewriter):
 
     def is_natural(self, expr: Any) -> bool:
         """Whether an integer is certainly not negative."""
+        least = self.least(expr)
+        return least is not None and least >= 0
+
+    def least(self, expr: Any) -> int | None:
+        """What an integer is never less than; None where that is not known."""
         if isinstance(expr, tirx.IntImm):
-            return int(expr.value) >= 0
+            return int(expr.value)
         if isinstance(expr, Var):
-            return expr in self.natural
-        name = type(expr).__name__
-        if name in _NEVER_LESS:
-            return self.is_natural(expr.a) and self.is_natural(expr.b)
-        if name in ("Cast", "Broadcast"):
-            return "int" in str(expr.value.ty.dtype) and self.is_natural(expr.value)
-        if name == "Ramp":
-            return self.is_natural(expr.base) and self.is_natural(expr.stride)
-        return False
+            return self.leasts.get(expr)
+        kind = type(expr)
+        if kind in _BINARY:
+            return self._least_of_two(kind, self.least(expr.a), expr.b)
+        if kind in (tirx.Cast, tirx.Broadcast) and "int" in str(expr.value.ty.dtype):
+            return self.least(expr.value)
+        if kind is tirx.Ramp and self.is_natural(expr.stride):
+            return self.least(expr.base)
+        return None
+
+    def _least_of_two(self, kind: Any, a: int | None, second: Any) -> int | None:
+        if kind is tirx.Sub:
+            return a - int(second.value) if a is not None and _is_number(second) else None
+        b = self.least(second)
+        if kind is tirx.Max:
+            return max((n for n in (a, b) if n is not None), default=None)
+        if a is None or b is None:
+            return None
+        if kind is tirx.Min:
+            return min(a, b)
+        if kind is tirx.Add:
+            return a + b
+        if kind is tirx.FloorDiv and _is_number(second) and b > 0:
+            return a // b
+        if a < 0 or b < 0:
+            return None
+        return a * b if kind is tirx.Mul else 0
 
 
-def sizes_of(func: Any) -> set[Any]:
-    """The variables that are, or are a factor of, an axis of one of a kernel's buffers."""
-    found: set[Any] = set()
+_BINARY = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod),
+    *(tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max),
+)
 
-    def collect(size: Any) -> None:
+
+def _is_number(expr: Any) -> bool:
+    return isinstance(expr, tirx.IntImm)
+
+
+def sizes_of(func: Any) -> dict[Any, int]:
+    """The least that variables are, of which an axis of one of a kernel's buffers is as long.
+
+    No axis is shorter than 0. One of ``n - 3`` has a window of four in it: `n` is 3 at least.
+    """
+    found: dict[Any, int] = {}
+
+    def collect(size: Any, least: int) -> None:
         if isinstance(size, Var):
-            found.add(size)
+            found[size] = max(found.get(size, 0), least)
         elif isinstance(size, tirx.Mul):
-            collect(size.a)
-            collect(size.b)
-        elif isinstance(size, tirx.FloorDiv) and isinstance(size.b, tirx.IntImm):
-            collect(size.a)  # what a number divides into a size is not negative
+            if _is_number(size.b) and int(size.b.value) > 0:
+                collect(size.a, -(-least // int(size.b.value)))
+            elif least <= 0:  # both factors are sizes
+                collect(size.a, 0)
+                collect(size.b, 0)
+        elif isinstance(size, (tirx.Add, tirx.Sub)) and _is_number(size.b):
+            number = int(size.b.value)
+            collect(size.a, least - number if isinstance(size, tirx.Add) else least + number)
+        elif isinstance(size, tirx.FloorDiv) and _is_number(size.b) and int(size.b.value) > 0:
+            collect(size.a, least * int(size.b.value))
 
     for param in func.params:
         for size in getattr(param.ty, "shape", ()):
-            collect(size)
+            collect(size, 0)
     return found

@@ -8,15 +8,12 @@ import tvm
 from tvm import tirx
 from tvm.ir.prim import expr_deep_equal
 
-from .cascade import Parts
+from .cascade import JOINS, Parts, identity
 from .tir import Call, Substitute, TensorLoad, counted, length_of, rebuild_for, uses
 
 _ACCUMULATORS = 4
 _REDUCERS: dict[Any, Any] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.Max: tirx.max,
-    tirx.Min: tirx.min,
+    **JOINS,
     # Truths are added up as numbers, 1 for each that decides: no vector register holds bits.
     tirx.And: lambda a, b: a | b,
     tirx.Or: lambda a, b: a | b,
@@ -24,11 +21,7 @@ _REDUCERS: dict[Any, Any] = {
 
 
 def _identity(kind: Any, dtype: str) -> Any:
-    if kind in (tirx.Add, tirx.And, tirx.Or):
-        return tirx.const(0, dtype)
-    if kind is tirx.Mul:
-        return tirx.const(1, dtype)
-    return tirx.min_value(dtype) if kind is tirx.Max else tirx.max_value(dtype)
+    return tirx.const(0, dtype) if kind in (tirx.And, tirx.Or) else identity(kind, dtype)
 
 
 def _same_place(load: Any, store: Any) -> bool:

@@ -1,16 +1,15 @@
-"""Sums that the threads share: each adds up parts of the terms.
+"""Sums, products and extremes that the threads share: each joins parts of the terms.
 
 How many parts there are depends on neither the machine nor its threads, and so the result does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 
-from .cascade import Leaf, Row, sum_of
+from .cascade import Leaf, Row, Running, sum_of
 from .tir import Substitute, counted, rebuild_for
 
 SHARE = "fx2relax.share"
@@ -19,12 +18,12 @@ _LINE = 16  # elements at least between what two threads write to
 _WHOLE = 64  # terms of which a part has a multiple: whole vectors
 
 
-def shared(loop: Any, running: Callable[[Any], tuple[Any, Any] | None], along: str) -> Any:
-    """A loop over terms, parts of it side by side; only without its mark where it is no sum.
+def shared(loop: Any, running: Running, along: str) -> Any:
+    """A loop over terms, parts of it side by side; without its mark alone where `sum_of` has none.
 
     Args:
         loop: the outermost of a nest, or the only one.
-        running: tells the kind and the element of ``acc = acc op e``.
+        running: see `Running`.
         along: the mark of a loop along a vector.
     """
     marks = {k: v for k, v in loop.annotations.items() if k != SHARE}
