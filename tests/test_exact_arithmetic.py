@@ -95,6 +95,16 @@ def test_a_generator_of_numbers() -> None:
     assert_matches_eager(fn, torch.arange(12345, 12400))
 
 
+def test_what_is_made_of_indices_starts_over() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        n, i = x.shape[1], torch.arange(x.shape[0])
+        small = i.to(torch.int8)
+        return (i * 6364136223846793005) // n, i * 6364136223846793005 % n, small // n, small % n
+
+    for dynamic in (False, True):
+        assert_matches_eager(fn, torch.ones(300, 7), dynamic=dynamic)
+
+
 def test_powers_and_their_logarithms_are_whole_numbers() -> None:
     n = torch.arange(-20.0, 20.0)
     assert_matches_eager(lambda n: (n.exp2() + 0, (n.exp2() * 1).log2() + 0), n, tol=0)

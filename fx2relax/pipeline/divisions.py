@@ -68,13 +68,16 @@ class Divisions(Rewriter):
     def least(self, expr: Any) -> int | None:
         """What an integer is never less than; None where that is not known."""
         if isinstance(expr, tirx.IntImm):
-            return int(expr.value)
+            # Times such a number as a size never is, an index starts over below zero.
+            return int(expr.value) if abs(int(expr.value)) < 1 << 31 else None
         if isinstance(expr, Var):
             return self.leasts.get(expr)
         kind = type(expr)
         if kind in _BINARY:
             return self._least_of_two(kind, self.least(expr.a), expr.b)
-        if kind in (tirx.Cast, tirx.Broadcast) and "int" in str(expr.value.ty.dtype):
+        if kind is tirx.Broadcast or (
+            kind is tirx.Cast and _is_index(expr) and _is_index(expr.value)
+        ):
             return self.least(expr.value)
         if kind is tirx.Ramp and self.is_natural(expr.stride):
             return self.least(expr.base)
@@ -84,12 +87,11 @@ class Divisions(Rewriter):
         if kind is tirx.Sub:
             return a - int(second.value) if a is not None and _is_number(second) else None
         b = self.least(second)
-        if kind is tirx.Max:
-            return max((n for n in (a, b) if n is not None), default=None)
+        # Elements have none, however they are clamped: a sum of them starts over at its limits.
         if a is None or b is None:
             return None
-        if kind is tirx.Min:
-            return min(a, b)
+        if kind in (tirx.Min, tirx.Max):
+            return min(a, b) if kind is tirx.Min else max(a, b)
         if kind is tirx.Add:
             return a + b
         if kind is tirx.FloorDiv and _is_number(second) and b > 0:
@@ -103,6 +105,10 @@ _BINARY = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod),
     *(tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max),
 )
+
+
+def _is_index(expr: Any) -> bool:
+    return str(expr.ty.dtype).split("x")[0] in ("int32", "int64")
 
 
 def _is_number(expr: Any) -> bool:

@@ -215,10 +215,11 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return call
         last = [sizes[2], state[2], *(int(v.value) for v in settings.values)]
         last += sizes[:2] if all(isinstance(s, int) for s in sizes) else []
-        for which, weight in enumerate(weights):
-            packed = self._pack(weight, "pack_lstm", [[which, *last]])
-            weights[which] = weight if packed is None else packed
-        return _pure("packed_lstm", [x, *weights, *call.args[4:]], call.ty)
+        packed = [self._pack(w, "pack_lstm", [[i, *last]]) for i, w in enumerate(weights)]
+        if all(p is None for p in packed):
+            return call
+        given = [w if p is None else p for w, p in zip(weights, packed, strict=True)]
+        return _pure("packed_lstm", [x, *given, *call.args[4:]], call.ty)
 
     @staticmethod
     def _multiplied(values: list[int], kernel: Any, out: Any, call: Any) -> bool:
