@@ -46,7 +46,7 @@ def bags(
     closed: bool,
     padding: int,
 ) -> tuple[Any, Any, Any, Any]:
-    """The bags' results (in float32 at least), sizes, the rows of maxima, and each index's bag."""
+    """The bags' results (in float32 at least), sizes, maxima's rows or None, each index's bag."""
     rows, width = shape(weight)
     given, count = shape(offsets)[0], shape(indices)[0]
     number = given - 1 if closed else given

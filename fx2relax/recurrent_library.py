@@ -66,9 +66,22 @@ def layer(
         reverse: from the last step to the first.
     """
     states = [state.unsqueeze(0).contiguous() for state in (h, c)]
-    batch_sizes: list[int] = []
-    settings = batch_sizes, LSTM, h.shape[1], 1, bool(biases), False, False, False
     # Something has to stand where there are no biases, and nothing looks at it.
-    given = x.contiguous(), *weights, *(biases or states), *states, reverse
-    y, last_h, last_c, _ = _aten.mkldnn_rnn_layer.default(*given, *settings)
+    given = x.contiguous(), *weights, *(biases or states), *states
+    y, last_h, last_c = called(given, reverse, bool(biases))
     return y, last_h.squeeze(0), last_c.squeeze(0)
+
+
+def called(tensors: Sequence[Tensor], reverse: bool, biased: bool) -> tuple[Tensor, ...]:
+    """ATen's own call for one direction of one layer; its three results of `layer`.
+
+    Args:
+        tensors: the input, two weights, two biases, two states (1, batch, size).
+        reverse: see `layer`.
+        biased: whether the biases count.
+    """
+    batch_sizes: list[int] = []
+    size = tensors[-1].shape[-1]
+    settings = batch_sizes, LSTM, size, 1, biased, False, False, False
+    made: tuple[Tensor, ...] = _aten.mkldnn_rnn_layer.default(*tensors, reverse, *settings)
+    return made[:3]

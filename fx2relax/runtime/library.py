@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import tvm_ffi
 from torch.utils.dlpack import from_dlpack
 
-from fx2relax.recurrent_library import LSTM
+from fx2relax import recurrent_library
 
 PREFIX = "fx2relax.library."
 Tensor = torch.Tensor
@@ -178,12 +178,9 @@ def _new_lstm(*arguments: Any) -> tuple[Tensor, ...]:
     two states (1, batch, size). Settings: whether it is reversed, whether the biases count.
     """
     *operands, settings = arguments
-    given = [_view(v) for v in operands]
     reverse, biased = (bool(v) for v in settings)
-    layer = torch.ops.aten.mkldnn_rnn_layer.default
-    size = given[-1].shape[-1]
-    made = layer(*given, reverse, [], LSTM, size, 1, biased, False, False, False)
-    return tuple(result.contiguous() for result in made[:3])
+    made = recurrent_library.called([_view(v) for v in operands], reverse, biased)
+    return tuple(result.contiguous() for result in made)
 
 
 #: The packed functions by name, without `PREFIX`.
