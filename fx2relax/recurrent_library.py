@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from fx2relax import onednn
+
 LSTM = 2  # among the kinds of layers that oneDNN has
 #: What a compiled program calls, see `runtime.library`.
 NAME = "fx2relax.library.new_lstm"
@@ -31,8 +33,7 @@ def takes(x: Tensor, h0: Tensor, c0: Tensor | None, params: Sequence[Tensor]) ->
     tensors = (x, h0, c0, *params)
     if any(t.device.type != "cpu" for t in tensors):
         return False
-    usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    return usable and _in_bfloat16(tensors) and _computes_in_bfloat16()
+    return onednn.usable() and _in_bfloat16(tensors) and onednn.computes_in("bfloat16")
 
 
 def _in_bfloat16(tensors: Sequence[Tensor]) -> bool:
@@ -41,10 +42,6 @@ def _in_bfloat16(tensors: Sequence[Tensor]) -> bool:
         bfloat = torch.get_autocast_dtype("cpu") is torch.bfloat16
         return bfloat and kinds <= {torch.float32, torch.bfloat16}
     return kinds == {torch.bfloat16}
-
-
-def _computes_in_bfloat16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def layer(

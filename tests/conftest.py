@@ -32,14 +32,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     given = getattr(config, "workerinput", None)
     if not (_sampled(config) if given is None else given["sampled"]):
         return
-    left = {i for i in items if i.get_closest_marker("sweep") and not _chosen(i)}
-    left |= {i for i in items if i.get_closest_marker("whole")}
+    left = {i for i in items if i.get_closest_marker("whole")}
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, rows in tables.items():
+        # Rows side by side are alike: which of them is run depends on the table, and one always is.
+        first = zlib.crc32(name.encode()) % min(_SHARE, len(rows))
+        left.update(set(rows) - set(rows[first::_SHARE]))
     config.hook.pytest_deselected(items=list(left))
     items[:] = [i for i in items if i not in left]
-
-
-def _chosen(item: pytest.Item) -> bool:
-    return zlib.crc32(item.nodeid.encode()) % _SHARE == 0
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks(mask: torch.Tensor) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:

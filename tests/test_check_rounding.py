@@ -39,6 +39,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", RIGHT)
@@ -74,6 +75,7 @@ WRONG: dict[str, tuple[Callable[..., Any], Any, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("name", WRONG)
@@ -111,6 +113,7 @@ LEAPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any, Callable[...
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LEAPS)
 def test_what_leaps_everywhere_is_no_rounding(name: str, dtype: torch.dtype) -> None:
@@ -215,6 +218,7 @@ QUIET: dict[str, tuple[Callable[[torch.Tensor], Any], Any, Callable[..., Any]]] 
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("name", QUIET)
 def test_a_value_that_no_kernel_makes_is_named(name: str, library: str, tmp_path: Any) -> None:
@@ -252,6 +256,7 @@ VIEWS: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_wrong_view_of_a_weight_is_named(name: str, library: str) -> None:

@@ -28,6 +28,7 @@ def _tensors(axes: int, inner: int, outer: int, groups: int = 1) -> list[torch.T
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize(
     "settings",
@@ -46,6 +47,7 @@ def test_plain(axes: int, settings: dict[str, Any]) -> None:
     assert_matches_eager(lambda *t: CONV[axes](*t, **settings), x, w, b, grad=True, tol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize(
     "settings",

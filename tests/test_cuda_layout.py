@@ -162,6 +162,7 @@ def test_double_precision_stays_as_it_is() -> None:
     assert "permute" not in operators(rewritten(*here(model, x)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -181,6 +182,7 @@ def test_a_rewritten_graph_gives_what_eager_gives(
         assert (result.double() - value).abs().max() <= 4 * apart + 1e-6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -310,6 +312,7 @@ def test_transposes_of_transposes() -> None:
 
 @pytest.mark.cuda
 @needs_gpu
+@pytest.mark.sweep
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("name", MODELS)

@@ -47,6 +47,7 @@ def _both_ways(gpu: GPU, call: Callable[[], Any], expected: Any, **close: Any) -
         torch.testing.assert_close(call(), expected, **close)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_gives_what_eager_gives(gpu: GPU, name: str) -> None:
     function, shapes, _ = CASES[name]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +39,8 @@ def _cases() -> list[str]:
 CASES = _cases()
 
 
-def _run(folder: Path, device: str) -> str:
-    """Run all cases in two processes; what they printed."""
+def _run(folder: Path, device: str, cases: list[str]) -> str:
+    """Run the cases in two processes; what they printed."""
     if disk.native().is_dir():  # helpers that were compiled before
         shutil.copytree(disk.native(), folder / "cache" / "native")
     environment = {
@@ -56,7 +57,7 @@ def _run(folder: Path, device: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
-            [*command, str(HERE / "distributed_worker.py"), str(folder), device],
+            [*command, str(HERE / "distributed_worker.py"), str(folder), device, *cases],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -71,13 +72,14 @@ def _run(folder: Path, device: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Why a case failed, for each process: empty where it went well."""
+    asked_for = {i.callspec.params["name"] for i in _rows(request.session)}
     done: dict[str, tuple[list[dict[str, str]], str]] = {}
 
     def outcome(device: str) -> tuple[list[dict[str, str]], str]:
         folder = tmp_path_factory.mktemp(device)
-        printed = _run(folder, device)
+        printed = _run(folder, device, [name for name in CASES if name in asked_for])
         found = [folder / f"{rank}.json" for rank in range(2)]
         return [json.loads(f.read_text()) if f.exists() else {} for f in found], printed
 
@@ -90,12 +92,20 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return of
 
 
+def _rows(session: pytest.Session) -> list[Any]:
+    """The rows of the two tables below that this session is to run."""
+    tables = test_two_processes, test_two_gpus
+    return [i for i in session.items if getattr(i, "function", None) in tables]
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes(name: str, outcomes: Outcomes) -> None:
     for rank, why in enumerate(outcomes(name, "cpu")):
         assert not why, f"process {rank}: {why}"
 
 
+@pytest.mark.sweep
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 @pytest.mark.parametrize("name", CASES)

@@ -56,6 +56,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("turned", ["nn", "nt", "tn", "tt"])
 def test_matrices(size: tuple[int, int, int], turned: str) -> None:
@@ -171,6 +172,7 @@ EPILOGUES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EPILOGUES)
 @pytest.mark.parametrize("size", [(7, 30, 37), (64, 400, 64)], ids=str)
 def test_what_follows(name: str, size: tuple[int, int, int]) -> None:
@@ -192,6 +194,7 @@ def test_what_follows(name: str, size: tuple[int, int, int]) -> None:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 2, 5, 64, "n"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_weights_are_packed_once(rows: int | str, turned: bool) -> None:
@@ -243,6 +246,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str) -> None:
     make, size = CONVOLUTIONS[name]

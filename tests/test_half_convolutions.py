@@ -6,7 +6,8 @@ import pytest
 import torch
 from library_calls import lowered
 
-from fx2relax.runtime import library, native
+from fx2relax import onednn
+from fx2relax.runtime import native
 
 pytestmark = pytest.mark.skipif(not native.use(), reason="no C++ compiler")
 
@@ -17,7 +18,7 @@ def distance(found, exact):
 
 @pytest.fixture(params=["bfloat16", "float16"])
 def dtype(request):
-    if not library.computes_in(request.param):
+    if not onednn.computes_in(request.param):
         pytest.skip(f"oneDNN does not compute in {request.param} on this processor")
     return getattr(torch, request.param)
 

@@ -140,6 +140,7 @@ def _agree(write: Callable[..., Any], keys: Tensor | None = None) -> None:
     assert own.keys.data_ptr() == address
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("write", AT_ONCE)
 def test_a_cache_is_written_to_at_once(write: Callable[..., Any], callings: _Callings) -> None:
     _agree(write)
@@ -147,6 +148,7 @@ def test_a_cache_is_written_to_at_once(write: Callable[..., Any], callings: _Cal
     assert [given.into is not None for given in calling.given].count(True) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("write", COPIED)
 def test_what_is_read_otherwise_is_copied(write: Callable[..., Any], callings: _Callings) -> None:
     _agree(write)
@@ -294,6 +296,7 @@ SLICES = [_one_step, _of_some, _selected, _from_the_end, _two_slices]
 OTHERS = [_apart, _over_the_end, _all_of_it]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("write", [*SLICES, *OTHERS])
 def test_slices_of_a_cache(

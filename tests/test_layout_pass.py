@@ -163,6 +163,7 @@ def structure(model: nn.Module, *inputs: Tensor) -> Counter[str]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_values(make, batch):
@@ -318,6 +319,7 @@ def test_weights_that_change_are_folded_again():
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(20))
 def test_the_cheapest_labels(seed):
     """A minimum cut costs what the best of all choices does."""

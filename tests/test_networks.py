@@ -36,11 +36,13 @@ def test_compile(name):
     judge(name).check_compiled()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NETWORKS)
 def test_from_fx_of_export(name):
     judge(name).check_exported()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if network.traceable])
 def test_from_fx_of_symbolic_trace(name):
     it = judge(name)

@@ -57,6 +57,7 @@ class Twice(nn.Module):
 
 
 # Dynamo makes no whole graph of the plain average's factor; see the running statistics.
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [n for n in MODULES if "average" not in n])
 def test_training(name):
     make, shape = MODULES[name]
@@ -82,6 +83,7 @@ def test_running_statistics(name):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["layer", "rms", "group", "batch 2d"])
 def test_other_dtypes(name, dtype):

@@ -20,6 +20,7 @@ def _exactly(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     return function(*(a.double() for a in arguments))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4)])
 @pytest.mark.parametrize("mask", ["none", "one", "heads", "rows hidden"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

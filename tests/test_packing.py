@@ -7,6 +7,7 @@ import torch
 import tvm_ffi
 from library_calls import function, lowered, passed
 
+from fx2relax import onednn
 from fx2relax.pipeline import packing
 from fx2relax.runtime import compiled, library, native
 from fx2relax.runtime.packed_at_use import packed_at_use
@@ -160,7 +161,7 @@ def test_packed_products(turned, biased):
 
 
 half = pytest.mark.skipif(
-    not library.computes_in("bfloat16"),
+    not onednn.computes_in("bfloat16"),
     reason="oneDNN does not compute in bfloat16 on this processor",
 )
 

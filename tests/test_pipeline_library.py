@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from pipeline_cases import module, run
 from tvm.script import relax as R
 
+from fx2relax.onednn import computes_in
 from fx2relax.pipeline import lower
 from fx2relax.runtime import native
-from fx2relax.runtime.library import computes_in
 
 FLOATS = {
     "float32": torch.float32,

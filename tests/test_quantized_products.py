@@ -94,6 +94,7 @@ def check(model: nn.Module, x: Tensor) -> None:
     assert any("integer_product" in name for name in kernels(model, x)) == HAS_UNIT
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
 @pytest.mark.parametrize("points", [0, 5])
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def test_rows_of_any_number():
     assert fx2relax.stats()["nodes_fallback"] == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
 @pytest.mark.parametrize(
     ("sizes", "image", "settings"),
@@ -254,6 +256,7 @@ class WeightOnly(nn.Module):
         return nn.functional.linear(x, w)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["cast", "turned", "channel", "groups"])
 @pytest.mark.parametrize("lead", [(1,), (7,), (2, 5)], ids=str)
 def test_weights_stay_bytes(way, lead):
@@ -275,6 +278,7 @@ def test_weights_stay_bytes_in_half_precision(way, dtype):
     assert any("byte_product" in name for name in kernels(model, x))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["cast", "turned", "channel", "groups"])
 def test_no_float_copy_of_the_weight_is_kept(way):
     main = lowered(WeightOnly(way), torch.randn(5, 64))["main"]

@@ -11,13 +11,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import fx2relax
+from fx2relax import onednn
 from fx2relax.runtime import library, native
 from fx2relax.runtime.packed_at_use import packed_at_use
 from fx2relax.testing import assert_matches_eager
 
 SAME = (0.0, 0.0)
 pytestmark = [
-    pytest.mark.skipif(not library.computes_in("bfloat16"), reason="oneDNN has no bfloat16 here"),
+    pytest.mark.skipif(not onednn.computes_in("bfloat16"), reason="oneDNN has no bfloat16 here"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
 ]
 needs_compiler = pytest.mark.skipif(not native.use(), reason="no C++ compiler")

@@ -52,6 +52,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", GIVEN)
 def test_results_are_written_where_pytorch_wants_them(name, dynamic, no_dlpack):

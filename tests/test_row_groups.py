@@ -65,6 +65,7 @@ JOINED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", JOINED)
 def test_kernels_of_the_same_rows_are_one(name: str) -> None:
     function, shapes = JOINED[name]
@@ -85,6 +86,7 @@ APART: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", APART)
 def test_others_stay_apart(name: str) -> None:
     function, shapes, count = APART[name]

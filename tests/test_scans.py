@@ -38,6 +38,7 @@ def along_all(scan: Callable[[Tensor, int], Any]) -> Callable[[Tensor], list[Any
     return lambda x: [scan(x, dim) for dim in range(x.dim())]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SCANS)
 def test_every_axis(name: str, dtype: torch.dtype) -> None:

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[int, ...]]]] = 
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", [9, 80])
 @pytest.mark.parametrize("name", CASES)

@@ -18,6 +18,7 @@ def each(names):
     return lambda x: [f(x) for f in functions]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_maths(dtype):
     tol = (1e-4, 1e-5) if dtype == torch.float32 else None
@@ -25,6 +26,7 @@ def test_maths(dtype):
     assert_matches_eager(each(f"{ROUNDING} {TESTS}"), odd(dtype))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool])
 def test_maths_of_integers(dtype):
     x = odd(dtype) if dtype == torch.bool else torch.tensor([0, 1, 2, 3, 9]).to(dtype)
@@ -59,6 +61,7 @@ def test_rounding_to_decimals(dtype):
     assert_matches_eager(torch.round, torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -0.2]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_not_a_number_is_replaced(dtype):
     def fn(x):
@@ -70,6 +73,7 @@ def test_not_a_number_is_replaced(dtype):
 CASTS = [*FLOATS, *INTEGERS, torch.bool, torch.int8, torch.int16]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("source", CASTS)
 def test_casts(source):
     x = odd(source) if source not in (torch.int8, torch.int16) else odd(torch.uint8).to(source)
@@ -100,6 +104,7 @@ def test_bits_seen_as_another_dtype():
 SPECIAL = "digamma erfinv i0 i0e i1 i1e ndtr ndtri entr"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_special_functions(dtype):
     functions = [getattr(torch.special, name) for name in SPECIAL.split()]

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .. import onednn
 from ..compat import const_int
 from ..runtime import library as _callbacks
 from .flow import name_of, result_of
@@ -44,7 +45,7 @@ _POINTWISE = frozenset(
 
 def computes_in_half(*dtypes: str) -> bool:
     """Whether there is one dtype, of half precision, and oneDNN computes in it here."""
-    return len(dtypes) == 1 and dtypes[0] in HALF and _callbacks.computes_in(dtypes[0])
+    return len(dtypes) == 1 and dtypes[0] in HALF and onednn.computes_in(dtypes[0])
 
 
 def use_library(mod: Any) -> Any:
@@ -235,7 +236,7 @@ def _fast_in_half(product: _Product, value: Any) -> bool:
     Where oneDNN does not compute in this dtype, PyTorch's product of 128 rows in float16 took four
     times as long as the widened one; that of one row is a loop of its own.
     """
-    if not product.name.startswith("matmul") or _callbacks.computes_in(_dtype(value)):
+    if not product.name.startswith("matmul") or onednn.computes_in(_dtype(value)):
         return True
     return all(_equal(size, 1) for size in (_sizes(value) or ())[:-1])
 

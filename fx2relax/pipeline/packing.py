@@ -29,6 +29,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .. import onednn
 from ..runtime import native
 from ..runtime.heap import KEPT, leaves_room_for
 from .flow import Added, bindings, dtype_of, name_of, result_of, sizes_of
@@ -94,9 +95,7 @@ def few_rows(turned: bool) -> int:
 
 
 def _packing_allowed() -> bool:
-    mkldnn = torch.backends.mkldnn
-    usable = mkldnn.is_available() and mkldnn.enabled
-    return bool(usable and not torch.are_deterministic_algorithms_enabled())
+    return onednn.usable() and not torch.are_deterministic_algorithms_enabled()
 
 
 def _order(half: bool, rows: int | None, n: int, k: int) -> str:

@@ -8,7 +8,6 @@ registers them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,16 +22,6 @@ PREFIX = "fx2relax.library."
 Tensor = torch.Tensor
 # None of the tensors requires a gradient, so that neither no_grad nor inference_mode, which cost
 # more than a small product, is needed around the calls.
-
-
-@functools.cache
-def computes_in(dtype: str) -> bool:
-    """Whether oneDNN's products are made of numbers of this dtype on this processor."""
-    known = {"float16": "_is_mkldnn_fp16_supported", "bfloat16": "_is_mkldnn_bf16_supported"}
-    if dtype not in known:
-        return True
-    supported = getattr(torch.ops.mkldnn, known[dtype], None)
-    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
 
 
 def _view(x: Any) -> Tensor:
