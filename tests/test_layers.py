@@ -91,6 +91,7 @@ LAYERS = [
             "shapes",
             "decompositions",
             "devices",
+            "onednn",
             "elements",
             "eager_kernels",
             "eager_strides",

