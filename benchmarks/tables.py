@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -164,9 +165,10 @@ def _summary(results: Results) -> Table:
 def where(results: Results) -> list[str]:
     """The run's machine and command, in lines."""
     e = results.environment
+    command = re.sub(r" --(out \S+|resume)", "", e["command"])  # the files tell nobody anything
     versions = ", ".join(f"{name} {version}" for name, version in e["versions"].items())
     return [
-        f"{e['date']}, `{e['command']}` at {e['revision']}",
+        f"{e['date']}, `{command}` at {e['revision']}",
         f"{e['processor']}, {e['cores']} cores, {e['memory_gb']} GB; {e['system']}",
         f"Python {e['python']}, {versions}",
     ]
@@ -218,17 +220,35 @@ def ratios(results: Results) -> Table | None:
     return Table("In short", ["network", "batch", *others], rows, caption)
 
 
+def in_markdown(
+    results: Results, level: int = 2, suffix: str = "", only: tuple[str, ...] = ()
+) -> list[str]:
+    """The tables as lines of Markdown.
+
+    Args:
+        results: a run's.
+        level: of the headings; none where it is 0.
+        suffix: what each heading ends with.
+        only: how the headings begin of the tables that are wanted; all, where it is empty.
+    """
+    short = ratios(results)
+    lines: list[str] = []
+    for table in [_summary(results), *([short] if short else []), *tables(results)]:
+        if only and not table.heading.startswith(only):
+            continue
+        lines += [f"{'#' * level} {table.heading}{suffix}", ""] if level else []
+        lines += [_row(table.columns), _row(["---"] * len(table.columns))]
+        lines += [_row(row) for row in table.rows]
+        lines += ["", table.caption, ""] if table.caption else [""]
+        lines += [f"{note}  " for note in table.notes] + [""] * bool(table.notes)
+    return lines
+
+
 def markdown(results: Results) -> str:
     """The same as a Markdown document, with the plots that `plots.draw` writes beside it."""
     from benchmarks.plots import names
 
     lines = ["# Benchmarks", "", *(f"{line}  " for line in where(results)), ""]
-    short = ratios(results)
-    for table in [_summary(results), *([short] if short else []), *tables(results)]:
-        lines += [f"## {table.heading}", ""]
-        lines += [_row(table.columns), _row(["---"] * len(table.columns))]
-        lines += [_row(row) for row in table.rows]
-        lines += ["", table.caption, ""] if table.caption else [""]
-        lines += [f"{note}  " for note in table.notes] + [""] * bool(table.notes)
+    lines += in_markdown(results)
     lines += [f"![{name}]({name}.png)\n" for name in names(results)]
     return "\n".join(lines).rstrip() + "\n"
