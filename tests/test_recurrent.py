@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from tvm.relax.frontend import detach_params
 
 import fx2relax
-from fx2relax import recurrent
+from fx2relax import onednn, recurrent
 from fx2relax.testing import assert_matches_eager, close
 
 KINDS = {
@@ -271,10 +271,26 @@ def test_other_backends_see_pytorchs_own_decomposition():
         seen.append(str(graph.graph))
         return make_boxed_func(graph.forward)
 
-    torch._dynamo.reset()
+    other = aot_autograd(fw_compiler=compiler)
     with torch.no_grad():
-        torch.compile(layer("lstm", 4, 5), backend=aot_autograd(fw_compiler=compiler))(
-            torch.ones(2, 3, 4)
-        )
+        for backend in ("relax", other):  # ours, once loaded, has Dynamo trace such layers
+            torch._dynamo.reset()
+            torch.compile(layer("lstm", 4, 5), backend=backend)(torch.ones(2, 3, 4))
     assert "mkldnn_rnn_layer" in seen[0]
     assert "fx2relax" not in seen[0]
+
+
+@pytest.mark.skipif(onednn.computes_in("bfloat16"), reason="eager has a kernel for them here")
+def test_lstms_under_autocast_are_computed_where_eager_cannot():
+    module, x = layer("lstm", 4, 5), torch.randn(2, 3, 4)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)[0]
+
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="could not create a primitive descriptor"):
+            run(x)
+        y = torch.compile(run, backend="relax")(x)
+        assert y.dtype is torch.bfloat16
+        torch.testing.assert_close(y.float(), module(x)[0], rtol=0.02, atol=0.02)
