@@ -15,7 +15,6 @@ beside the page to draw in, and ``where=no``, which leaves out the machine and t
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -84,9 +83,7 @@ def main(arguments: tuple[str, ...]) -> None:
         runs = {name: Results.load(Path(folder) / "results.json") for name, _, folder in named}
         for page in pages:
             text = fill(page.read_text(encoding="utf-8"), runs, page.parent)
-            new = page.with_suffix(".new")
-            new.write_text(text, encoding="utf-8")
-            os.replace(new, page)
+            page.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
