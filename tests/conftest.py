@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import switches as switches
 
-# One row in as many is run by a plain `pytest`.
+# One row in as many of a table is run by a plain `pytest`, where its mark does not say how many.
 _SHARE = 6
 
 
@@ -33,14 +33,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (_sampled(config) if given is None else given["sampled"]):
         return
     left = {i for i in items if i.get_closest_marker("whole")}
-    tables: dict[str, list[pytest.Item]] = {}
+    tables: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sweep"):
-            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, rows in tables.items():
-        # Rows side by side are alike: which of them is run depends on the table, and one always is.
-        first = zlib.crc32(name.encode()) % min(_SHARE, len(rows))
-        left.update(set(rows) - set(rows[first::_SHARE]))
+        mark = item.get_closest_marker("sweep")
+        if mark is not None:
+            (share,) = mark.args or (_SHARE,)
+            tables.setdefault((item.nodeid.partition("[")[0], share), []).append(item)
+    for (_, share), rows in tables.items():
+        # Rows side by side are alike. One of them is run, not the same of each few: what a table
+        # repeats would then be left out.
+        for few in (rows[n : n + share] for n in range(0, len(rows), share)):
+            del few[zlib.crc32(few[0].nodeid.encode()) % len(few)]
+            left.update(few)
     config.hook.pytest_deselected(items=list(left))
     items[:] = [i for i in items if i not in left]
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import fx2relax
+from fx2relax import disk
+from fx2relax.runtime import native
+
+
+def give_helper(store: Path) -> None:
+    """Put what is compiled once on a machine, which takes seconds, into a cache folder."""
+    native.use()
+    where = store / disk.native().name
+    disk.own_folder(where)
+    for path in disk.native().glob("*-*"):
+        if path.suffix in (".so", ".sha256"):
+            shutil.copy2(path, where)
 
 
 def environment(store: Path, **switches: str) -> dict[str, str]:
     """This process's, with no settings of ours but a cache folder and those given."""
+    give_helper(store)
     root = Path(fx2relax.__file__).parent.parent
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
     paths = [str(root), *filter(None, [kept.get("PYTHONPATH")])]

@@ -49,6 +49,7 @@ def _scanned(a, b):
     return torch.stack([even, odd], 1).flatten(0, 1)[:size]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [9, 14])
 def test_a_scan_by_halves(size):
     """Of sizes as ``s // 8``, which are 1 where PyTorch's guards hold."""

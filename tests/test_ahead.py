@@ -42,6 +42,7 @@ print("right")
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_saved_and_loaded(tmp_path, monkeypatch, dynamic):
     torch._dynamo.reset()

@@ -101,6 +101,7 @@ NETWORKS: dict[str, tuple[type[nn.Module], Callable[[int], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_gives_what_eager_gives(gpu: GPU, name: str) -> None:
     made, inputs = NETWORKS[name]
@@ -114,6 +115,7 @@ def test_a_network_gives_what_eager_gives(gpu: GPU, name: str) -> None:
 _TRAINED = [pytest.param(n, marks=pytest.mark.whole) if n == "attention" else n for n in NETWORKS]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", _TRAINED)
 def test_a_step_of_training_gives_what_eager_gives(gpu: GPU, name: str) -> None:
     made, inputs = NETWORKS[name]

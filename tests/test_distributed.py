@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_process import give_helper
 
-from fx2relax import collectives, disk
+from fx2relax import collectives
 from fx2relax.errors import BuildFailure
 
 HERE = Path(__file__).parent
@@ -41,8 +41,7 @@ CASES = _cases()
 
 def _run(folder: Path, device: str, cases: list[str]) -> str:
     """Run the cases in two processes; what they printed."""
-    if disk.native().is_dir():  # helpers that were compiled before
-        shutil.copytree(disk.native(), folder / "cache" / "native")
+    give_helper(folder / "cache")
     environment = {
         **os.environ,
         "FX2RELAX_CACHE": "1",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import give_helper
 
 from fx2relax import logs
 
@@ -41,6 +42,7 @@ SWITCHED = """
 
 
 def _said(tmp_path: Path, script: str = SCRIPT, **environment: str) -> str:
+    give_helper(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         env={

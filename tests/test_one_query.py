@@ -64,6 +64,7 @@ def test_attention_of_one_query(
                 torch.testing.assert_close(fast(q, k, v), expected)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("grad", [False, True])
 def test_attention_of_heads_whose_numbers_vary(grad: bool) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -83,6 +84,7 @@ def test_attention_of_heads_whose_numbers_vary(grad: bool) -> None:
                 torch.testing.assert_close(x.grad, y.grad)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shared", [1, 4])
 @pytest.mark.parametrize("queries", [1, 3])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import environment
 from process_cases import CASES
 
 _SCRIPT = Path(__file__).with_name("process_cases.py")
@@ -20,11 +21,9 @@ _MARKED = [pytest.param(name, marks=pytest.mark.whole) if name in _LONG else nam
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("name", _MARKED)
 def test_process(name: str, tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
-    environment |= {"OMP_NUM_THREADS": "2", "FX2RELAX_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, str(_SCRIPT), name],
-        env=environment,
+        env=environment(tmp_path, OMP_NUM_THREADS="2"),
         capture_output=True,
         text=True,
         timeout=900,

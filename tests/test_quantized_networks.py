@@ -131,6 +131,7 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "quantizer", [x86_quantizer, lambda: x86_quantizer(dynamic=True), xnnpack_quantizer]
 )
@@ -198,6 +199,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("name", "count"), [*((name, 13) for name in CONFIGS), ("int4", 1)])
 def test_torchao_gpt2(name: str, count: int):
     model = Logits(CONFIGS[name])
@@ -216,6 +218,7 @@ def test_torchao_gpt2(name: str, count: int):
     assert stats["nodes_fallback"] == 0, stats["fallback_ops"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_torchao_gpt2_exported(name: str, tmp_path: Any):
     """From its weights' parts; as they are, the weights are refused with the remedy."""

@@ -43,6 +43,7 @@ class _Enough(Exception):
     """What a test wanted to see has happened."""
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["os.abort()", "import time; time.sleep(600)"])
 def test_a_candidate_that_brings_its_process_down(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
