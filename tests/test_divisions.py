@@ -49,6 +49,31 @@ def test_divisions_by_a_size_are_truncated(divisor):
         assert isinstance(rewriter.expr(of(m * 7 + 2, divisor)), to)
 
 
+def test_a_sum_that_is_a_size():
+    k = tirx.Var("k", "int64")
+    rewriter = Divisions(leasts((n + m) * tirx.floordiv(k, 48), n - k + 2))
+    for divisor in (n + m, (n + m) * 2 + 1, (n - k + 2) * k, n - k + 2 + 5):
+        assert rewriter.is_natural(divisor)
+    for divisor in (n + k, n - m, n - k, n + m - 1, m):
+        assert not rewriter.is_natural(divisor)
+
+
+def test_what_is_clamped_between_numbers():
+    rewriter = Divisions({})
+    for clamped in (
+        tirx.max(tirx.min(4096, n), 0),
+        tirx.Max(tirx.const(2, "int64"), tirx.Min(n, tirx.const(5, "int64"))),
+    ):
+        assert rewriter.is_natural(clamped + 3)
+    for other in (
+        tirx.max(n, 0),
+        tirx.max(tirx.min(n, m), 0),
+        tirx.max(tirx.min(n, 1 << 40), 0),
+        tirx.max(tirx.min(n, 4), -1),
+    ):
+        assert not rewriter.is_natural(other + 0)
+
+
 @pytest.mark.parametrize("divisor", [n - 4, m - 1, m - n, tirx.min(n, -5)], ids=str)
 def test_divisions_by_what_may_be_negative_are_rounded(divisor):
     rewriter = Divisions(leasts(n - 3, m))

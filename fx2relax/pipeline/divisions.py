@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.ir import Var
+from tvm_ffi import StructuralKey
 
 from .tir import Rewriter
 
@@ -19,11 +20,12 @@ class Divisions(Rewriter):
     """Truncated division in place of rounded division, which it is where nothing is negative.
 
     Args:
-        sizes: the least that variables are, see `sizes_of`.
+        sizes: the least that variables and sums are, see `sizes_of`.
     """
 
     def __init__(self, sizes: dict[Any, int]) -> None:
         self.leasts = dict(sizes)
+        self._knows_sums = any(isinstance(size, StructuralKey) for size in sizes)
 
     def visit_For(self, node: Any) -> Any:
         """A loop, which counts from its first number upwards."""
@@ -68,13 +70,17 @@ class Divisions(Rewriter):
     def least(self, expr: Any) -> int | None:
         """What an integer is never less than; None where that is not known."""
         if isinstance(expr, tirx.IntImm):
-            # Times such a number as a size never is, an index starts over below zero.
-            return int(expr.value) if abs(int(expr.value)) < 1 << 31 else None
+            return _small(expr)
         if isinstance(expr, Var):
             return self.leasts.get(expr)
         kind = type(expr)
+        if kind is tirx.Max and (number := _clamped_at(expr)) is not None:
+            return number
         if kind in _BINARY:
-            return self._least_of_two(kind, self.least(expr.a), expr.b)
+            least = self._least_of_two(kind, self.least(expr.a), expr.b)
+            if least is None and self._knows_sums and kind in _SUMS:
+                return self.leasts.get(StructuralKey(expr))
+            return least
         if kind is tirx.Broadcast or (
             kind is tirx.Cast and _is_index(expr) and _is_index(expr.value)
         ):
@@ -87,7 +93,7 @@ class Divisions(Rewriter):
         if kind is tirx.Sub:
             return a - int(second.value) if a is not None and _is_number(second) else None
         b = self.least(second)
-        # Elements have none, however they are clamped: a sum of them starts over at its limits.
+        # Elements have none, clamped on one side: a sum of them starts over at its limits.
         if a is None or b is None:
             return None
         if kind in (tirx.Min, tirx.Max):
@@ -105,6 +111,23 @@ _BINARY = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod),
     *(tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max),
 )
+_SUMS = (tirx.Add, tirx.Sub)
+
+
+def _small(expr: Any) -> int | None:
+    """A number. Times such a one as a size never is, an index starts over below zero."""
+    if not _is_number(expr) or abs(int(expr.value)) >= 1 << 31:
+        return None
+    return int(expr.value)
+
+
+def _clamped_at(maximum: Any) -> int | None:
+    """The number that a maximum is no less than, if it is no more than another number."""
+    for number, rest in ((maximum.a, maximum.b), (maximum.b, maximum.a)):
+        limits = (rest.a, rest.b) if isinstance(rest, tirx.Min) else ()
+        if _small(number) is not None and any(_small(each) is not None for each in limits):
+            return _small(number)
+    return None
 
 
 def _is_index(expr: Any) -> bool:
@@ -118,7 +141,8 @@ def _is_number(expr: Any) -> bool:
 def sizes_of(func: Any) -> dict[Any, int]:
     """The least that variables are, of which an axis of one of a kernel's buffers is as long.
 
-    No axis is shorter than 0. One of ``n - 3`` has a window of four in it: `n` is 3 at least.
+    No axis is shorter than 0. One of ``n - 3`` has a window of four in it: `n` is 3 at least. What
+    is known of ``n + m`` is said of neither: the key is their sum, a `StructuralKey`.
     """
     found: dict[Any, int] = {}
 
@@ -134,6 +158,9 @@ def sizes_of(func: Any) -> dict[Any, int]:
         elif isinstance(size, (tirx.Add, tirx.Sub)) and _is_number(size.b):
             number = int(size.b.value)
             collect(size.a, least - number if isinstance(size, tirx.Add) else least + number)
+        elif isinstance(size, _SUMS):
+            key = StructuralKey(size)
+            found[key] = max(found.get(key, least), least)
         elif isinstance(size, tirx.FloorDiv) and _is_number(size.b) and int(size.b.value) > 0:
             collect(size.a, least * int(size.b.value))
 
