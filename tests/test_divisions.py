@@ -42,7 +42,13 @@ def test_the_least_of_a_size(size, least):
         assert int(at.simplify(size)) < 0
 
 
-@pytest.mark.parametrize("divisor", [n - 3, n * 6 - 18, m * (n * 3 - 9), tirx.max(n, -5)], ids=str)
+TRUNCATED = [
+    *(n - 3, n * 6 - 18, m * (n * 3 - 9), tirx.max(n, -5)),
+    tirx.floordiv(m - 1, 2) * 2 + 2,
+]
+
+
+@pytest.mark.parametrize("divisor", TRUNCATED, ids=str)
 def test_divisions_by_a_size_are_truncated(divisor):
     rewriter = Divisions(leasts(n - 3, m))
     for of, to in ((tirx.floordiv, tirx.Div), (tirx.floormod, tirx.Mod)):
@@ -51,10 +57,11 @@ def test_divisions_by_a_size_are_truncated(divisor):
 
 def test_a_sum_that_is_a_size():
     k = tirx.Var("k", "int64")
-    rewriter = Divisions(leasts((n + m) * tirx.floordiv(k, 48), n - k + 2))
-    for divisor in (n + m, (n + m) * 2 + 1, (n - k + 2) * k, n - k + 2 + 5):
+    sizes = (n + m) * tirx.floordiv(k, 48), n - k + 2, (n - 1) * 2 - 2 + (k - 1) + 2
+    rewriter = Divisions(leasts(n, *sizes))
+    for divisor in (n + m, (n + m) * 2 + 1, (n - k + 2) * k, n - k + 2 + 5, n * 2 + k - 3):
         assert rewriter.is_natural(divisor)
-    for divisor in (n + k, n - m, n - k, n + m - 1, m):
+    for divisor in (m + k, n - m, n - k, n + m - 1, n + k - 3, m):
         assert not rewriter.is_natural(divisor)
 
 
@@ -74,7 +81,9 @@ def test_what_is_clamped_between_numbers():
         assert not rewriter.is_natural(other + 0)
 
 
-@pytest.mark.parametrize("divisor", [n - 4, m - 1, m - n, tirx.min(n, -5)], ids=str)
+@pytest.mark.parametrize(
+    "divisor", [n - 4, m - 1, m - n, tirx.min(n, -5), (m - 1) * 2 + 1], ids=str
+)
 def test_divisions_by_what_may_be_negative_are_rounded(divisor):
     rewriter = Divisions(leasts(n - 3, m))
     for of in (tirx.floordiv, tirx.floormod):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.ir import Var
+from tvm.sym import Analyzer
 from tvm_ffi import StructuralKey
 
 from .tir import Rewriter
@@ -78,9 +79,9 @@ class Divisions(Rewriter):
             return number
         if kind in _BINARY:
             least = self._least_of_two(kind, self.least(expr.a), expr.b)
-            if least is None and self._knows_sums and kind in _SUMS:
-                return self.leasts.get(StructuralKey(expr))
-            return least
+            known = self._knows_sums and kind in _SUMS
+            other = self.leasts.get(StructuralKey(expr)) if known else None
+            return max((each for each in (least, other) if each is not None), default=None)
         if kind is tirx.Broadcast or (
             kind is tirx.Cast and _is_index(expr) and _is_index(expr.value)
         ):
@@ -100,8 +101,8 @@ class Divisions(Rewriter):
             return min(a, b) if kind is tirx.Min else max(a, b)
         if kind is tirx.Add:
             return a + b
-        if kind is tirx.FloorDiv and _is_number(second) and b > 0:
-            return a // b
+        if _is_number(second) and b > 0 and kind in (tirx.FloorDiv, tirx.Mul):
+            return a // b if kind is tirx.FloorDiv else a * b
         if a < 0 or b < 0:
             return None
         return a * b if kind is tirx.Mul else 0
@@ -164,7 +165,10 @@ def sizes_of(func: Any) -> dict[Any, int]:
         elif isinstance(size, tirx.FloorDiv) and _is_number(size.b) and int(size.b.value) > 0:
             collect(size.a, least * int(size.b.value))
 
+    simplify = Analyzer().simplify
     for param in func.params:
         for size in getattr(param.ty, "shape", ()):
             collect(size, 0)
+            if not isinstance(size, Var | tirx.IntImm):
+                collect(simplify(size), 0)  # as in indices
     return found
