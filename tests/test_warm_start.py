@@ -71,7 +71,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         assert stage not in warm["stages"]
     assert warm["missed"] == 0
     assert (cold["traced"], warm["traced"]) == (1, 0)
-    assert warm["first"] < cold["first"] / 2  # a quarter where nothing else runs
+    assert warm["ours"] < cold["ours"] / 4  # a thirtieth where nothing else runs
     assert warm["found"] >= warm["graphs"] == 1
 
 
@@ -118,6 +118,7 @@ print(stats["cache_hits"], stats["cache_misses"], stats["fallback_ops"])
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("library", ["torch", "none"])
 def test_whatever_a_program_calls_is_there_in_a_second_process(
     library: str, tmp_path: Path
