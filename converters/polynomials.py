@@ -187,7 +187,8 @@ def _laguerre_step(x: Any, q: Any, p: Any, k: Any) -> Any:
 
 def _legendre_step(x: Any, q: Any, p: Any, k: Any) -> Any:
     one = _number(1.0, x)
-    return ((k + k + one) * x * q - k * p) / (k + one)
+    # Rounded by itself, as eager's is: of high degrees near 1, a fused product is seen.
+    return (keep((k + k + one) * x * q) - k * p) / (k + one)
 
 
 def _legendre_ends(x: Any, n: Any) -> list[tuple[Any, Any]]:

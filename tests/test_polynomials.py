@@ -19,7 +19,7 @@ NAMES = [
     "laguerre_polynomial_l",
     "legendre_polynomial_p",
 ]
-ARGUMENTS = [0.0, -0.0, 1.0, -1.0, 0.3, -0.7, 1e-30, 2.5, -2.5, INF, -INF]
+ARGUMENTS = [0.0, -0.0, 1.0, -1.0, 0.3, -0.7, 0.999999, 1e-30, 2.5, -2.5, INF, -INF]
 DEGREES = [-1.0, -0.5, 0.0, 1.0, 2.0, 2.9, 3.0, 6.0, 7.0, 8.0, 9.0, 30.0, 129.0, 600.0, NAN, INF]
 
 
@@ -33,20 +33,6 @@ def test_polynomials(name, dtype):
     assert_matches_eager(
         lambda x, n: (function(x, n), function(x, 3), function(2.5, n)), x, n, tol=tol
     )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_near_one(name):
-    """Where the next float's value is another by a hundredth: between the exact ones beside it."""
-    x, function = torch.tensor(0.999999), getattr(torch.special, name)
-    highest = 100 if "hermite" in name else 1000  # beyond which float32 has none, and eager NaN
-    n = torch.tensor([degree for degree in DEGREES if degree < highest])
-    ours = torch.compile(function, backend="relax")(x, n)
-    beside = torch.stack([torch.nextafter(x, torch.tensor(end)) for end in (-INF, INF)] + [x])
-    exact = function(beside.double()[:, None], n.double())
-    slack = 1e-4 * (1 + exact.abs().amax(0))
-    assert torch.all(ours >= exact.amin(0) - slack)
-    assert torch.all(ours <= exact.amax(0) + slack)
 
 
 def test_sizes_and_dtypes():
