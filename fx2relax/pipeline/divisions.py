@@ -156,7 +156,7 @@ def sizes_of(func: Any) -> dict[Any, int]:
             elif least <= 0:  # both factors are sizes
                 collect(size.a, 0)
                 collect(size.b, 0)
-        elif isinstance(size, (tirx.Add, tirx.Sub)) and _is_number(size.b):
+        elif isinstance(size, _SUMS) and _is_number(size.b):
             number = int(size.b.value)
             collect(size.a, least - number if isinstance(size, tirx.Add) else least + number)
         elif isinstance(size, _SUMS):
