@@ -24,9 +24,16 @@ def give_helper(store: Path) -> None:
             shutil.copy2(path, where)
 
 
-def environment(store: Path, **switches: str) -> dict[str, str]:
-    """This process's, with no settings of ours but a cache folder and those given."""
-    give_helper(store)
+def environment(store: Path, *, helper: bool = True, **switches: str) -> dict[str, str]:
+    """This process's, with no settings of ours but a cache folder and those given.
+
+    Args:
+        store: the folder.
+        helper: whether what is compiled once on a machine is put there.
+        switches: settings.
+    """
+    if helper:
+        give_helper(store)
     root = Path(fx2relax.__file__).parent.parent
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FX2RELAX_")}
     paths = [str(root), *filter(None, [kept.get("PYTHONPATH")])]
@@ -38,12 +45,18 @@ def environment(store: Path, **switches: str) -> dict[str, str]:
     }
 
 
-def run(script: str, store: Path, *arguments: str, compile_process: bool = True) -> str:
+def run(
+    script: str,
+    store: Path,
+    *arguments: str,
+    compile_process: bool = True,
+    helper: bool = True,
+) -> str:
     """The last line that a script prints in a process whose programs are kept in a folder."""
     switches = {} if compile_process else {"FX2RELAX_COMPILE_PROCESS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        env=environment(store, **switches),
+        env=environment(store, helper=helper, **switches),
         capture_output=True,
         text=True,
         timeout=900,

@@ -59,7 +59,8 @@ _SCRIPT = """
 def start(store: Path) -> dict[str, Any]:
     """Run BERT's first four layers in a process; what it says."""
     # The stages of compiling are told of in the process that goes through them.
-    found: dict[str, Any] = json.loads(run(_SCRIPT, store, compile_process=False))
+    said = run(_SCRIPT, store, compile_process=False, helper=False)
+    found: dict[str, Any] = json.loads(said)
     return found
 
 
@@ -71,7 +72,8 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         assert stage not in warm["stages"]
     assert warm["missed"] == 0
     assert (cold["traced"], warm["traced"]) == (1, 0)
-    assert warm["ours"] < cold["ours"] / 4  # a thirtieth where nothing else runs
+    assert warm["first"] < cold["first"] / 2  # a quarter where nothing else runs
+    assert warm["ours"] < cold["ours"] / 4  # a thirtieth
     assert warm["found"] >= warm["graphs"] == 1
 
 
