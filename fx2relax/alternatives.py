@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from fx2relax.background import Job
+from fx2relax.locks import own
 from fx2relax.runtime.heap import give_back
 from fx2relax.runtime.program import Program
 
@@ -83,7 +84,37 @@ class Alternatives:
         self._current = next(iter(self._programs.values()))
         self._missing = missing
         self._asked = False
+        self._awaited: Callable[[], Alternatives] | None = None
+        self._lock = own(self, "_lock")
         self._adopt()
+
+    @classmethod
+    def awaited(cls, made: Callable[[], Alternatives]) -> Alternatives:
+        """Programs that are still compiled.
+
+        Args:
+            made: waits for them; it is called again where it raised.
+        """
+
+        def first(arguments: Sequence[Any]) -> Any:
+            ways.arrive()
+            return ways.call(arguments)
+
+        ways = cls({"": first})
+        ways._awaited = made
+        return ways
+
+    def arrive(self) -> None:
+        """Wait for programs that are still compiled."""
+        if self._awaited is None:
+            return
+        with self._lock:
+            if self._awaited is None:  # another thread has waited
+                return
+            made = self._awaited()
+            self.later, self._programs, self._missing = made.later, made._programs, made._missing
+            self._current = made._current
+            self._awaited = None
 
     @property
     def names(self) -> list[str]:

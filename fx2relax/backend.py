@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import operator
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +23,7 @@ import fx2relax.required  # noqa: F401  # comes first
 from fx2relax import (
     ahead,
     aot,
+    background,
     collectives,
     decompositions,
     devices,
@@ -34,10 +33,10 @@ from fx2relax import (
     never_slower,
     programs,
     registry,
-    report,
     rivals,
     rng_states,
     stages,
+    tally,
     trace_store,
     traced,
 )
@@ -46,10 +45,9 @@ from fx2relax.alternatives import HEAVY, Alternatives, Call, Heavy
 from fx2relax.boxed import boxed, guarded, of_tuple
 from fx2relax.clocks import Clock
 from fx2relax.collecting import begin_tracing, end_tracing, set_aside
-from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line, target_name
+from fx2relax.errors import BuildFailure, Fx2RelaxError, source_line
 from fx2relax.gpu_indices import make_on_gpu
 from fx2relax.graph_inputs import metadata_of_trace, plain_specs, written_inputs
-from fx2relax.imported import Imported
 from fx2relax.layouts import overlaps
 from fx2relax.names import weight_names
 from fx2relax.on_gpu import on_gpu
@@ -146,7 +144,7 @@ def _compiled(
                 type(error).__name__,
                 str(error).strip(),
             )
-            _count_eager(graph_module, 0.0)
+            tally.left_to_eager(graph_module, 0.0)
             return graph_module.forward
 
 
@@ -280,7 +278,6 @@ class _Compiler:
                 if isinstance(error, Fx2RelaxError):
                     raise
                 raise BuildFailure(f"TVM could not build this graph: {error}") from error
-            stages.note("failed", error=error)
             eager = self._eager(graph, error, time.perf_counter() - start)
             return boxed(writing(of_tuple(eager), writes))
         call = collectives.waiting(guarded(program, graph), collectives.waited_inputs(graph))
@@ -312,34 +309,47 @@ class _Compiler:
             replay = phase == "inference" and options.mode == "reduce-overhead"
             return on_gpu(wrapped, graph, specs, device, options, replay=replay)
 
-        call: Call
-        alternatives = None
-        if watch or self._takes_turns():
-            entered = rivals.enter(graph, specs, options, callable_of)
-            built, alternatives = entered.built, entered.alternatives
-            call = alternatives.call
-            if watch:
-                self.verdicts, self.alternatives = entered.verdicts, alternatives
-            else:
-                call = Turns(alternatives, entered.verdicts, Clock(device))
-        else:
+        if not watch and not self._takes_turns():
             built = programs.build(graph, specs, rivals.with_library(options))
             call = callable_of(built)
-        seconds = time.perf_counter() - start
-        _count(built.imported, built.census, seconds)
-        stages.note("compiled", seconds=seconds, alternatives=alternatives)
-        log.info(
-            "%s graph: %d nodes, of which %d run in PyTorch; "
-            "%d kernels, %d library calls; %.2f s%s",
-            phase,
-            built.imported.nodes,
-            sum(not call.library for call in built.imported.torch_calls.values()),
-            built.census["tir_kernels"],
-            built.census["library_calls"],
-            seconds,
-            ", found compiled" if built.found else "",
-        )
-        return call
+            tally.compiled(built, phase, time.perf_counter() - start)
+            return call
+        if watch and self._may_return_first(graph):
+            begun = rivals.begin(graph, specs, options, callable_of)
+        else:
+            begun = rivals.enter(graph, specs, options, callable_of)
+        if isinstance(begun, rivals.Awaited):
+            # Dynamo makes its guards meanwhile.
+            spent = time.perf_counter() - start
+            alternatives = Alternatives.awaited(lambda: self._arrived(graph, begun, phase, spent))
+        else:
+            alternatives = begun.alternatives
+            tally.compiled(begun.built, phase, time.perf_counter() - start, alternatives)
+        if watch:
+            self.verdicts, self.alternatives = begun.verdicts, alternatives
+            return alternatives.call
+        return Turns(alternatives, begun.verdicts, Clock(device))
+
+    def _may_return_first(self, graph: torch.fx.GraphModule) -> bool:
+        """Whether this may return before the graph is compiled, and tell of errors at the call."""
+        at_once = self.options.on_unsupported == "raise" or self.options.tune is not None
+        at_once = at_once or ahead.is_asked_for() or programs.is_symbolic_graph(graph)
+        return background.enabled() and not at_once
+
+    def _arrived(
+        self, graph: torch.fx.GraphModule, begun: rivals.Awaited, phase: str, spent: float
+    ) -> Alternatives:
+        """The programs that were awaited; eager alone where they cannot be compiled."""
+        start = time.perf_counter()
+        try:
+            with _disable_current_modes():
+                entered = begun.entered()
+        except Exception as error:
+            eager = self._eager(graph, error, spent + time.perf_counter() - start)
+            return Alternatives({never_slower.EAGER: of_tuple(eager)})
+        seconds = spent + time.perf_counter() - start
+        tally.compiled(entered.built, phase, seconds, entered.alternatives)
+        return entered.alternatives
 
     def _may_time(self) -> bool:
         # Which way is taken is a matter of time, and their sums differ in the last digits.
@@ -352,6 +362,7 @@ class _Compiler:
 
     def _eager(self, graph: torch.fx.GraphModule, error: Exception, seconds: float) -> Any:
         """Run a graph that could not be compiled in PyTorch, and say so once."""
+        stages.note("failed", error=error)
         path = write_reproducer(graph, error)
         log.warning(
             "a graph of %d nodes could not be compiled and runs in PyTorch: %s: %s\n"
@@ -361,32 +372,9 @@ class _Compiler:
             str(error).strip(),
             path,
         )
-        _count_eager(graph, seconds)
+        tally.left_to_eager(graph, seconds)
         # An interpreter holds the values of the call that it runs: each call has one of its own.
         return lambda *arguments: torch.fx.Interpreter(graph).run(*arguments)
-
-
-def _count_eager(graph: torch.fx.GraphModule, seconds: float) -> None:
-    nodes = Counter(
-        target_name(n.target)
-        for n in graph.graph.nodes
-        if n.op.startswith("call_") and n.target is not operator.getitem
-    )
-    report.counters.add_graph(nodes=sum(nodes.values()), fallback=nodes, seconds=seconds)
-
-
-def _count(imported: Imported, census: dict[str, int], seconds: float) -> None:
-    # An assertion computes nothing that Relax would.
-    calls = [c for c in imported.torch_calls.values() if c.val is not None and not c.library]
-    fallback = Counter(call.op_name for call in calls)
-    report.counters.add_graph(
-        nodes=imported.nodes,
-        fallback=fallback,
-        seconds=seconds,
-        relax_calls=imported.converted,
-        tir_kernels=census["tir_kernels"],
-        library_calls=census["library_calls"],
-    )
 
 
 programs.expect_any()  # `torch.compile` imports this module when it looks the backend up

@@ -32,7 +32,7 @@ def guarded(direct: Call, graph: torch.fx.GraphModule) -> Callable[[tuple[Any, .
     return call
 
 
-def of_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+def of_tuple(function: Callable[..., Any]) -> Call:
     """A function of arguments as one of their tuple."""
     return lambda arguments: function(*arguments)
 

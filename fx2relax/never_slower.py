@@ -168,6 +168,10 @@ class Contest:
         return self._eager(*arguments)
 
     def _undecided(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
+        self._alternatives.arrive()
+        if self._alternatives.names == [EAGER]:  # it could not be compiled
+            self._settled = self._program
+            return self._program(*arguments)
         known = self._verdicts.known.get(str(sizes))
         if known is not None and known in (EAGER, *self._alternatives.names):
             self._decide(sizes, known)

@@ -41,14 +41,52 @@ def build(
     Raises:
         what `import_graph` and `Draft.compile` raise.
     """
+    begun = begin(graph, specs, options, where)
+    return begun() if callable(begun) else begun
+
+
+def begin(
+    graph: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    options: Options,
+    where: Place | None = None,
+) -> Built | Callable[[], Built]:
+    """`build`, without waiting for another process.
+
+    Args:
+        graph: see `build`.
+        specs: the same.
+        options: the same.
+        where: the same.
+
+    Returns:
+        the program, or, while it is compiled elsewhere, what waits for it: once, in any thread. It
+        raises what `build` does.
+
+    Raises:
+        what `build` raises.
+    """
     where = where or place(graph, specs, options)
     found = find(graph, specs, where)
     if found is not None:
         return found
-    made = _made_elsewhere(graph, specs, options, where)
-    if made is not None:
-        return made
-    return draft_of(graph, specs, options, where[0] is not None).compile(options.library, *where)
+
+    def here() -> Built:
+        stored = where[0] is not None
+        return draft_of(graph, specs, options, stored).compile(options.library, *where)
+
+    asked = client.asked(graph, specs, options, where[1])
+    if asked is None:
+        return here()
+
+    def awaited() -> Built:
+        made = _of_answer(asked.answer(), graph, specs, where)
+        if made is not None:
+            return made
+        with compile_lock:  # imports take turns
+            return here()
+
+    return awaited
 
 
 def another(
@@ -77,17 +115,17 @@ def another(
     if found is not None:
         return found
     stored = where[0] is not None
-    if draft is None and _is_symbolic(graph):  # what is decided by sizes becomes a guard now
+    if draft is None and is_symbolic_graph(graph):  # what is decided by sizes becomes a guard now
         draft = draft_of(graph, specs, options, stored)
 
     def compiled(checkpoint: Callable[[], None]) -> Built:
         made = draft
         if made is None:
-            found = _made_elsewhere(
-                graph, specs, options, where, waited_for=False, checkpoint=checkpoint
-            )
-            if found is not None:
-                return found
+            asked = client.asked(graph, specs, options, where[1], waited_for=False)
+            if asked is not None:
+                found = _of_answer(asked.answer(checkpoint), graph, specs, where)
+                if found is not None:
+                    return found
             checkpoint()
             with compile_lock:  # imports take turns
                 made = draft_of(graph, specs, options, stored)
@@ -106,7 +144,7 @@ def expect(graph: torch.fx.GraphModule, inputs: Sequence[object], options: Optio
     client.begin_for(graph, inputs, cache.open_store(options.cache, options.cache_size))
 
 
-def _is_symbolic(graph: torch.fx.GraphModule) -> bool:
+def is_symbolic_graph(graph: torch.fx.GraphModule) -> bool:
     """Whether any size of the graph is a symbol."""
     return any(map(is_symbolic, tree_leaves([n.meta.get("val") for n in graph.graph.nodes])))
 
@@ -175,22 +213,16 @@ def _of_entry(
     return Built(imported, executable, calling, census, kernels=kernels)
 
 
-def _made_elsewhere(
+def _of_answer(
+    entry: cache.Entry | None,
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
-    options: Options,
     where: Place,
-    *,
-    waited_for: bool = True,
-    checkpoint: Callable[[], None] = lambda: None,
 ) -> Built | None:
-    """The program as another process compiles it; None where it does not."""
-    store, key = where
-    entry = client.compiled(
-        graph, specs, options, key, waited_for=waited_for, checkpoint=checkpoint
-    )
+    """The program as another process compiled it, which is kept; None where it did not."""
     if entry is None:
         return None
+    store, key = where
     try:
         built = _of_entry(entry, graph, specs)
     except OSError as error:

@@ -34,6 +34,19 @@ class Entered:
     verdicts: Verdicts
 
 
+@dataclasses.dataclass
+class Awaited:
+    """Programs of which another process compiles the first.
+
+    Attributes:
+        verdicts: what is known of them.
+        entered: waits for them; it may be called again where it raised.
+    """
+
+    verdicts: Verdicts
+    entered: Callable[[], Entered]
+
+
 def enter(
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
@@ -52,32 +65,46 @@ def enter(
         what `programs.build` raises.
     """
     if options.tune is None:
-        return _untuned(graph, specs, options, callable_of)[0]
+        return _waited_for(begin(graph, specs, options, callable_of))
     from fx2relax import tuned_programs  # and with it the compiler
 
     ways = [with_library(options).library, *([GENERATED] if options.library == "auto" else [])]
     tuning = tuned_programs.plan(graph, specs, options, ways, callable_of)
     if tuning is None:
-        return _untuned(graph, specs, options, callable_of)[0]
+        return _waited_for(begin(graph, specs, options, callable_of))
     found = tuning.found()
     if found is not None:
         name, built = found
         return Entered(built, Alternatives({name: callable_of(built)}), tuning.verdicts)
-    entered, draft = _untuned(graph, specs, options, callable_of)
+    entered = _waited_for(begin(graph, specs, options, callable_of))
     if tuning.lost:
         return entered
-    tuning.prepare(draft)
+    tuning.prepare(entered.built.draft)
     entered.alternatives.later = tuning
     return entered
 
 
-def _untuned(
+def _waited_for(begun: Entered | Awaited) -> Entered:
+    return begun.entered() if isinstance(begun, Awaited) else begun
+
+
+def begin(
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
     options: Options,
     callable_of: Callable[[drafts.Built], Call],
-) -> tuple[Entered, drafts.Draft | None]:
-    """`enter` without tuning, and what the first program was compiled from, if it was."""
+) -> Entered | Awaited:
+    """`enter` without tuning, and without waiting for another process.
+
+    Args:
+        graph: see `enter`, as for the others.
+        specs: the same.
+        options: the same.
+        callable_of: the same.
+
+    Raises:
+        what `programs.build` raises.
+    """
     usual = with_library(options)
     place = programs.place(graph, specs, usual)
     verdicts = Verdicts(*place)
@@ -87,29 +114,34 @@ def _untuned(
     if open_to_both and known == GENERATED:
         kept = programs.find(graph, specs, programs.place(graph, specs, generated))
         if kept is not None:
-            only = Alternatives({GENERATED: callable_of(kept)})
-            return Entered(kept, only, verdicts), None
-    first = programs.build(graph, specs, usual, place)
-    ways = {LIBRARY: callable_of(first)}
-    calls = first.census["library_calls"]
-    if (
-        not open_to_both
-        or not calls
-        or known not in (None, GENERATED)
-        or _reads_alone(first)
-        or not leaves_room_for(first.imported.weight_bytes)
-    ):
-        return Entered(first, Alternatives(ways), verdicts), first.draft
-    second = programs.another(graph, specs, generated, first.draft)
+            return Entered(kept, Alternatives({GENERATED: callable_of(kept)}), verdicts)
 
-    def made(checkpoint: Callable[[], None] = background.checkpoint) -> Call | None:
-        built = second(checkpoint) if callable(second) else second
-        return callable_of(built) if built.census["library_calls"] < calls else None
+    def entered(first: drafts.Built) -> Entered:
+        ways = {LIBRARY: callable_of(first)}
+        calls = first.census["library_calls"]
+        if (
+            not open_to_both
+            or not calls
+            or known not in (None, GENERATED)
+            or _reads_alone(first)
+            or not leaves_room_for(first.imported.weight_bytes)
+        ):
+            return Entered(first, Alternatives(ways), verdicts)
+        second = programs.another(graph, specs, generated, first.draft)
 
-    job = background.Job(made, "generated kernels are not tried")
-    if not callable(second) or not background.enabled():
-        job.run()
-    return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts), first.draft
+        def made(checkpoint: Callable[[], None] = background.checkpoint) -> Call | None:
+            built = second(checkpoint) if callable(second) else second
+            return callable_of(built) if built.census["library_calls"] < calls else None
+
+        job = background.Job(made, "generated kernels are not tried")
+        if not callable(second) or not background.enabled():
+            job.run()
+        return Entered(first, Alternatives(ways, (GENERATED, job)), verdicts)
+
+    begun = programs.begin(graph, specs, usual, place)
+    if callable(begun):
+        return Awaited(verdicts, lambda: entered(begun()))
+    return entered(begun)
 
 
 def _reads_alone(program: drafts.Built) -> bool:

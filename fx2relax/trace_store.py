@@ -104,19 +104,27 @@ class Trace:
             effects = any(map(_has_effect, graph.graph.nodes))
             if effects or len(_results(graph)) != self._results:
                 return None
-            # AOTAutograd compiles under its fake tensor mode; constants are real.
-            with _disable_current_modes():
+            with _disable_current_modes():  # under AOTAutograd's fake mode, constants are real
                 said = spelling.spell(graph, specs)
-                if spelling.spell(*spelling.read(said)) != said:
-                    return None
             return {"graph": said, "written": sorted(written_inputs(metadata))}
         except Exception as error:  # whatever cannot be spelled is traced again
             log.debug("a trace is not kept: %s: %s", type(error).__name__, error)
             return None
 
     def keep(self, spelled: dict[str, Any], program: str) -> None:
-        """Keep what `spelled` gave, with the key of the program that was compiled of it."""
-        about = {"nodes": len(spelled["graph"]["nodes"])}
+        """Keep what `spelled` gave, with the key of the program that is compiled of it.
+
+        Where it would be read as something else, nothing is kept.
+        """
+        said = spelled["graph"]
+        try:
+            with _disable_current_modes():
+                if spelling.spell(*spelling.read(said)) != said:
+                    return
+        except Exception as error:
+            log.debug("a trace is not kept: %s: %s", type(error).__name__, error)
+            return
+        about = {"nodes": len(said["nodes"])}
         entry = cache.Entry(b"", {**spelled, "program": program}, about)
         self._store.put(self._key, entry, cache.TRACE)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fx2relax
-from fx2relax import background, rivals
+from fx2relax import background, never_slower
 from fx2relax.alternatives import Alternatives
 from fx2relax.background import Job
 
@@ -41,25 +41,25 @@ def _net() -> torch.nn.Module:
 def test_the_second_program_is_there_once_it_was_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entered: list[rivals.Entered] = []
-    enter = rivals.enter
-    monkeypatch.setattr(rivals, "enter", lambda *a: entered.append(enter(*a)) or entered[-1])
+    entered: list[Alternatives] = []
+    contest = never_slower.Contest
+    monkeypatch.setattr(never_slower, "Contest", lambda *a: entered.append(a[4]) or contest(*a))
     net, x = _net(), torch.randn(4, 64)
     fast = torch.compile(net, backend="relax")
     with torch.no_grad():
         expected = net(x)
         torch.testing.assert_close(fast(x), expected)
         (one,) = entered
-        assert one.alternatives.names == ["torch"]
+        assert one.names == ["torch"]
         assert fx2relax.wait_for_compilation()  # one call alone is not worth a second program
-        assert one.alternatives.names == ["torch"]
+        assert one.names == ["torch"]
         torch.testing.assert_close(fast(x), expected)
         assert fx2relax.wait_for_compilation(120)
         torch.testing.assert_close(fast(x), expected)
-        assert one.alternatives.names == ["torch", "generated"]
+        assert one.names == ["torch", "generated"]
         for _ in range(8):
             torch.testing.assert_close(fast(x), expected)
-    assert len(one.alternatives.names) == 1
+    assert len(one.names) == 1
 
 
 def test_calls_go_on_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ LAYERS = [
     ],
     [
         {"rivals"},
+        {"tally"},
         {"taking_turns"},
         {"extern"},
         {"ahead"},

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.fx
@@ -94,16 +95,15 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compiled(
+def asked(
     graph: torch.fx.GraphModule,
     specs: Sequence[InputSpec],
     options: Options,
     key: str = "",
     *,
     waited_for: bool = True,
-    checkpoint: Callable[[], None] = lambda: None,
-) -> cache.Entry | None:
-    """What is compiled of a graph, from the other process.
+) -> Asked | None:
+    """Ask the other process for what is compiled of a graph.
 
     Args:
         graph: see `programs.build`, as for the next two.
@@ -111,7 +111,6 @@ def compiled(
         options: the same.
         key: what `graph_key` gave for them, if it was asked.
         waited_for: whether somebody waits; otherwise it is done more slowly.
-        checkpoint: called now and then; what it raises ends the request, and is raised.
 
     Returns:
         None where it has to be compiled here.
@@ -134,24 +133,75 @@ def compiled(
         "threads": torch.get_num_threads(),
         "waited_for": waited_for,
     }
-    why: Exception | None = None
-    for _ in range(2):  # settings may have changed, and operators come, since it was made
-        was_there = _control is not None
-        channel = _channel()
-        if channel is None:
-            break
-        with channel:
+    sent = Asked(request)
+    return sent if sent.is_sent else None
+
+
+class Asked:
+    """A request, on which the other process works until it is asked for the answer.
+
+    Args:
+        request: see `process.answer`.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request, self._process = request, os.getpid()
+        self._tries = 2  # settings may have changed, and operators come, since it was made
+        self._channel: socket.socket | None = None
+        self._why: Exception | None = None
+        self._send()
+
+    def _send(self) -> None:
+        """Send it, to a new process where there is none left."""
+        while self._channel is None and self._tries:
+            self._tries -= 1
+            self._was_there = _control is not None
+            channel = _channel()
+            if channel is None:
+                self._tries = 0
+                return
             try:
-                messages.send(channel, request)
-                return _entry(channel, checkpoint)
-            except (_Refused, OSError) as error:
-                why = error
-        if not was_there and isinstance(why, _Refused):
-            break
-        _forget()
-    if why is not None:
-        log.info("a graph is compiled in this process: %s: %s", type(why).__name__, why)
-    return None
+                messages.send(channel, self._request)
+                self._channel = channel
+            except OSError as error:
+                channel.close()
+                self._failed(error)
+
+    def _failed(self, why: Exception) -> None:
+        self._why = why
+        if not self._was_there and isinstance(why, _Refused):
+            self._tries = 0  # nor would another one take it
+        else:
+            _forget()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether there is an answer to wait for."""
+        return self._channel is not None
+
+    def answer(self, checkpoint: Callable[[], None] = lambda: None) -> cache.Entry | None:
+        """What is compiled, once; waits for it.
+
+        Args:
+            checkpoint: called now and then; what it raises ends the request, and is raised.
+
+        Returns:
+            None where it has to be compiled here.
+        """
+        while self._channel is not None:
+            channel, self._channel = self._channel, None
+            with channel:
+                if os.getpid() != self._process:  # what is answered is for the parent to read
+                    return None
+                try:
+                    return _entry(channel, checkpoint)
+                except (_Refused, OSError) as error:
+                    self._failed(error)
+            self._send()
+        if self._why is not None:
+            why = f"{type(self._why).__name__}: {self._why}"
+            log.info("a graph is compiled in this process: %s", why)
+        return None
 
 
 class _Refused(RuntimeError):
