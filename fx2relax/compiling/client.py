@@ -152,20 +152,23 @@ class Asked:
         self._send()
 
     def _send(self) -> None:
-        """Send it, to a new process where there is none left."""
+        """Send it, to a new process where there is none left; tell why where that fails."""
         while self._channel is None and self._tries:
             self._tries -= 1
             self._was_there = _control is not None
             channel = _channel()
             if channel is None:
                 self._tries = 0
-                return
+                break
             try:
                 messages.send(channel, self._request)
                 self._channel = channel
             except OSError as error:
                 channel.close()
                 self._failed(error)
+        if self._channel is None and self._why is not None:
+            why = f"{type(self._why).__name__}: {self._why}"
+            log.info("a graph is compiled in this process: %s", why)
 
     def _failed(self, why: Exception) -> None:
         self._why = why
@@ -198,9 +201,6 @@ class Asked:
                 except (_Refused, OSError) as error:
                     self._failed(error)
             self._send()
-        if self._why is not None:
-            why = f"{type(self._why).__name__}: {self._why}"
-            log.info("a graph is compiled in this process: %s", why)
         return None
 
 
