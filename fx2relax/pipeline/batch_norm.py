@@ -201,8 +201,11 @@ class _Folded(PyExprMutator):  # type: ignore[misc]
             vector = self._vector(other)
             if name in _SCALES:
                 operator = _op.multiply if name == "relax.multiply" else _op.divide
-                one = relax.const(1.0, dtype_of(root))
-                scale = emit(operator(one if scale is None else scale, vector))
+                if scale is None and operator is _op.multiply:
+                    scale = vector
+                else:
+                    one = relax.const(1.0, dtype_of(root))
+                    scale = emit(operator(one if scale is None else scale, vector))
                 shift = None if shift is None else emit(operator(shift, vector))
             elif name == "relax.add":
                 shift = vector if shift is None else emit(_op.add(shift, vector))
@@ -217,13 +220,16 @@ class _Folded(PyExprMutator):  # type: ignore[misc]
         product = emit(self._scaled(root, scale), f"{chain.name}_scaled")
         if shift is None:
             return product
-        channels = sizes[axis]
-        shift = emit(_op.broadcast_to(shift, [channels]))
+        if sizes_of(shift) != [sizes[axis]]:
+            shift = emit(_op.broadcast_to(shift, [sizes[axis]]))
         return _op.add(product, emit(_along(shift, len(sizes), axis)))
 
     def _vector(self, other: Any) -> Any:
         """A scale or shift as a vector of one number per channel, or of one."""
         length = max((int(n) for n in sizes_of(other) or ()), default=1)
+        value: Any = self.flow.values.get(other)
+        if name_of(value) == "relax.reshape" and sizes_of(value.args[0]) == [length]:
+            return self.visit_expr(value.args[0])
         return self.builder_.emit(_op.reshape(self.visit_expr(other), [length]))
 
     def _scaled(self, root: Any, scale: Any) -> Any:

@@ -23,6 +23,17 @@ def dtype_of(node: Any) -> str:
     return str(getattr(node.ty, "dtype", ""))
 
 
+def _is_half(node: Any) -> bool:
+    return dtype_of(node).startswith(BF16)
+
+
+#: What there is in a kernel that computes in bfloat16.
+HALF = {
+    **dict.fromkeys((TensorLoad, tirx.Cast, tirx.FloatImm, tvm.ir.Call), _is_half),
+    **dict.fromkeys((tirx.Let, tirx.Bind), lambda node: _is_half(node.var)),
+}
+
+
 class WidenBFloat16(Rewriter):
     """Computes in float32 whatever was bfloat16; loads widen, stores round."""
 
@@ -31,7 +42,7 @@ class WidenBFloat16(Rewriter):
 
     def expr(self, node: Any) -> Any:
         """A variable that held a bfloat16 holds its float32."""
-        if isinstance(node, tirx.Let) and dtype_of(node.var) == BF16:
+        if type(node) is tirx.Let and dtype_of(node.var) == BF16:
             wide = tirx.Var(node.var.name, F32)
             self._vars[node.var] = wide
             return tirx.Let(wide, self.expr(node.value), self.expr(node.body))
@@ -103,7 +114,7 @@ class Broadcast(Rewriter):
 
     def leave(self, node: Any) -> Any:
         """The two in the other order."""
-        if not isinstance(node, tirx.Broadcast) or not dtype_of(node).startswith(BF16):
+        if type(node) is not tirx.Broadcast or not dtype_of(node).startswith(BF16):
             return node
         value = node.value
         if getattr(getattr(value, "op", None), "name", "") != "tirx.reinterpret":

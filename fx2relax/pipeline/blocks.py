@@ -53,18 +53,19 @@ class _Summary(Rewriter):
 
     def leave(self, node: Any) -> Any:
         self.size += 1
-        if isinstance(node, TensorLoad):
+        kind = type(node)  # of none of these is a class derived
+        if kind is TensorLoad:
             self.loads.append(node)
             self.cost += 1
-        elif isinstance(node, tvm.ir.Call):
+        elif kind is tvm.ir.Call:
             name = getattr(node.op, "name", "")
             self.cost += _COSTLY.get(name, 4)
             self.branches = self.branches or is_guard(node)
-        elif isinstance(node, (tirx.Div, tirx.Mod)):
+        elif kind in (tirx.Div, tirx.Mod):
             self.cost += 4
-        elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)):
+        elif kind in (tirx.FloorDiv, tirx.FloorMod):
             self.cost += 2
-        elif not isinstance(node, (tirx.IntImm, tirx.FloatImm, tvm.ir.Var)):
+        elif kind not in (tirx.IntImm, tirx.FloatImm, tvm.ir.Var):
             self.cost += 1
         return node
 

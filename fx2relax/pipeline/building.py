@@ -36,6 +36,7 @@ from .lift import lift, without_transforms
 from .llvm_turns import generating
 from .masks import holds_masks
 from .nvrtc import compiled_lightly
+from .on_weights import shortened, use_library_on_weights
 from .own_names import with_names_apart
 from .packing import only_reads, pack
 from .precise import precise_sources
@@ -106,9 +107,12 @@ def lower(
             mod = use_contractions(mod, target, lifted=lift_weights)
         if lift_weights:
             mod = lift(use_channels_last(mod))
+            mod = use_library_on_weights(mod) if library != "none" else mod
+        mod, finished = shortened(mod)
         mod = fuse(legalize(mod, {"relax.nn.softmax": softmax}), target)
         stages.note("fused", mod=mod, target=target)
         mod = schedule_kernels(mod, target, known)
+        mod.update(finished)
         mod = pack(mod) if library == "torch" else mod
         return with_names_apart(mod)
 

@@ -8,13 +8,14 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
-from .bfloat import Broadcast, WidenBFloat16
+from .bfloat import HALF, Broadcast, WidenBFloat16
 from .contraction import Rounded
-from .divisions import Divisions, sizes_of
+from .divisions import ROUNDED, Divisions, by_no_number, sizes_of
 from .lets import ChainLets, StoreLets
-from .libm import Doubles, Renamed
-from .pieces import Pieces
+from .libm import Doubles, Renamed, has_another_name
+from .pieces import CHOICES, Pieces
 from .polynomials import SCALES
+from .present import always, present
 from .ramps import Ramps
 from .simplify import flatten, on_indices
 from .target import has_features
@@ -22,7 +23,7 @@ from .tir import NotHandled, Rewriter, kernel_pass
 from .unaligned import unaligned
 from .vector import Vectorize
 from .vectormath import VectorMath
-from .wrapping import Wrap
+from .wrapping import READ_INTEGERS, Wrap
 
 NAME = "fx2relax"
 #: The same, for kernels whose caller vouches for their arguments.
@@ -33,13 +34,18 @@ VECTORIZED = "fx2relax.Vectorize"
 
 def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
-    body = WidenBFloat16().stmt(Pieces().stmt(Doubles().stmt(func.body)))
+    body = Doubles().stmt(func.body)
+    if present(body, CHOICES):
+        body = Pieces().stmt(body)
+    if present(body, HALF):
+        body = WidenBFloat16().stmt(body)
     body = Rounded().stmt(Vectorize().stmt(body))
     scales = SCALES.set(has_features(func.attrs["target"], "avx512f"))
     try:
-        return ChainLets().stmt(VectorMath().stmt(body))
+        body = VectorMath().stmt(body)
     finally:
         SCALES.reset(scales)
+    return ChainLets().stmt(body) if present(body, {tirx.Let: always}) else body
 
 
 def _alone(transform: Any, func: Any) -> Any:
@@ -102,14 +108,22 @@ def _skip_checks(func: Any, mod: Any, ctx: Any) -> Any:
 
 
 _vectorize = kernel_pass(VECTORIZED, _vectorized)
-_broadcast = kernel_pass("fx2relax.BroadcastBFloat16", lambda func: Broadcast().stmt(func.body))
-_divisions = kernel_pass(
-    "fx2relax.Divisions", lambda func: Divisions(sizes_of(func)).stmt(func.body)
+_broadcast = kernel_pass(
+    "fx2relax.BroadcastBFloat16", lambda func: Broadcast().stmt(func.body), HALF
 )
-_wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body))
-_renamed = kernel_pass("fx2relax.Renamed", lambda func: Renamed().stmt(func.body))
-_ramps = kernel_pass("fx2relax.Ramps", lambda func: Ramps().stmt(func.body))
-_store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body))
+_divisions = kernel_pass(
+    "fx2relax.Divisions",
+    lambda func: Divisions(sizes_of(func)).stmt(func.body),
+    dict.fromkeys(ROUNDED, by_no_number),
+)
+_wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body), READ_INTEGERS)
+_renamed = kernel_pass(
+    "fx2relax.Renamed", lambda func: Renamed().stmt(func.body), {tvm.ir.Call: has_another_name}
+)
+_ramps = kernel_pass("fx2relax.Ramps", lambda func: Ramps().stmt(func.body), {tirx.Ramp: always})
+_store_lets = kernel_pass(
+    "fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body), {tirx.Let: always}
+)
 
 
 def _host_passes(checked: bool) -> Any:

@@ -16,6 +16,14 @@ from tvm_ffi import StructuralKey
 
 from .tir import Rewriter
 
+#: The divisions that round down.
+ROUNDED = (tirx.FloorDiv, tirx.FloorMod)
+
+
+def by_no_number(node: Any) -> bool:
+    """Whether a division is one of integers by anything but a number."""
+    return type(node.b) is not tirx.IntImm and "int" in str(node.ty.dtype)
+
 
 class Divisions(Rewriter):
     """Truncated division in place of rounded division, which it is where nothing is negative.
@@ -46,9 +54,7 @@ class Divisions(Rewriter):
     def leave(self, node: Any) -> Any:
         """Replace a division by anything but a number."""
         kind = type(node)
-        if kind not in (tirx.FloorDiv, tirx.FloorMod) or isinstance(node.b, tirx.IntImm):
-            return node
-        if "int" not in str(node.ty.dtype):
+        if kind not in ROUNDED or not by_no_number(node):
             return node
         a, b = node.a, node.b
         quotient, rest = tirx.Div(a, b), tirx.Mod(a, b)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .tir import Rewriter, extern, extern_name, kernel_pass
+from .present import Wanted
+from .tir import Call, Rewriter, extern, extern_name, kernel_pass
 from .wrapping import Bound
 
 
@@ -14,6 +15,7 @@ def hidden_from(
     name: str,
     nodes: Mapping[str, Callable[..., Any]],
     hides: Callable[[Any, set[Any]], bool],
+    wanted: Wanted | None = None,
 ) -> list[Any]:
     """Some passes, for kernels in which they see some of the arithmetic as calls.
 
@@ -22,6 +24,7 @@ def hidden_from(
         name: tells this arithmetic from other.
         nodes: binary nodes by the name of their class, with what makes one of two operands.
         hides: whether a node of these is to be hidden, given the variables that the kernel binds.
+        wanted: see `present`: kernels without any of these hide nothing.
     """
     prefix = f"fx2relax.{name}."
 
@@ -39,8 +42,13 @@ def hidden_from(
                 return node
             return nodes[kind.removeprefix(prefix)](node.args[1], node.args[2])
 
+    def is_hidden(node: Any) -> bool:
+        return (extern_name(node) or "").startswith(prefix)
+
     return [
-        kernel_pass(f"fx2relax.Hide.{name}", lambda func: Hide().stmt(func.body)),
+        kernel_pass(f"fx2relax.Hide.{name}", lambda func: Hide().stmt(func.body), wanted),
         *passes,
-        kernel_pass(f"fx2relax.Reveal.{name}", lambda func: Reveal().stmt(func.body)),
+        kernel_pass(
+            f"fx2relax.Reveal.{name}", lambda func: Reveal().stmt(func.body), {Call: is_hidden}
+        ),
     ]

@@ -53,14 +53,14 @@ class _Bound(Rewriter):
         self.guarded = False
 
     def expr(self, node: Any) -> Any:
-        if isinstance(node, tirx.Let):
+        if type(node) is tirx.Let:
             if self.guarded and _reads_anywhere(node.value):
                 return node
             if node.var not in self.found:
                 value = self.expr(node.value)
                 self.found[node.var] = value
             return self.expr(node.body)
-        if isinstance(node, tirx.Select):
+        if type(node) is tirx.Select:
             condition = self.expr(node.condition)
             # Only its condition may make an index safe that was read from memory.
             outer, self.guarded = self.guarded, True
@@ -75,12 +75,12 @@ class _Bound(Rewriter):
 
 def _reads(node: Any) -> bool:
     """Whether an expression reads memory."""
-    return holds(node, lambda part: isinstance(part, TensorLoad))
+    return holds(node, lambda part: type(part) is TensorLoad)
 
 
 def _reads_anywhere(node: Any) -> bool:
     """Whether an expression reads memory at a place that it read from memory."""
-    return holds(node, lambda part: isinstance(part, TensorLoad) and any(map(_reads, part.indices)))
+    return holds(node, lambda part: type(part) is TensorLoad and any(map(_reads, part.indices)))
 
 
 class StoreLets(Rewriter):
@@ -103,7 +103,7 @@ class StoreLets(Rewriter):
 
     def expr(self, node: Any) -> Any:
         """The expression with memory in place of the variables that it binds."""
-        if self.loads and isinstance(node, tvm.ir.Var):
+        if self.loads and type(node) is tvm.ir.Var:
             return self.loads.get(node, node)
         if is_guard(node):
             return self.conditional(node)

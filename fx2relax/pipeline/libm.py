@@ -35,6 +35,11 @@ class Doubles(Rewriter):
         return extern("tanh", node.args, node.ty)
 
 
+def has_another_name(node: Any) -> bool:
+    """Whether a node calls one of the functions that `Renamed` knows."""
+    return extern_name(node) in _known()
+
+
 class Renamed(Rewriter):
     """Calls functions by the names that LLVM does not know."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from .present import always
 from .tir import Rewriter, Substitute, TensorLoad, is_guard, length_of, uses
 from .vector import VECTOR
 from .wrapping import Bound, reads_data
@@ -20,6 +21,10 @@ from .wrapping import Bound, reads_data
 _MOST = 16  # cuts of a loop; each makes its code once more
 #: Comparisons, turned so that 0 stands on the right, and what they say of the left.
 _SIGNS = {tirx.LT: (1, 0), tirx.LE: (1, 1), tirx.GT: (-1, 0), tirx.GE: (-1, 1)}
+
+
+#: What there is in a kernel with conditions.
+CHOICES = {tirx.Select: always, tvm.ir.Call: is_guard}
 
 
 class Pieces(Bound):

@@ -19,16 +19,17 @@ class Ramps(Rewriter):
 
     def leave(self, node: Any) -> Any:
         """A sum of a ramp and a broadcast, or a wider ramp."""
-        if isinstance(node, tirx.Cast) and isinstance(node.value, tirx.Ramp):
-            return _widened(node)
-        if not isinstance(node, (tirx.Add, tirx.Sub)):
+        kind = type(node)
+        if kind is tirx.Cast:
+            return _widened(node) if type(node.value) is tirx.Ramp else node
+        if kind not in (tirx.Add, tirx.Sub):
             return node
         a, b = node.a, node.b
-        if isinstance(a, tirx.Broadcast) and isinstance(b, tirx.Ramp) and type(node) is tirx.Add:
+        if type(a) is tirx.Broadcast and type(b) is tirx.Ramp and kind is tirx.Add:
             a, b = b, a
-        if not isinstance(a, tirx.Ramp) or not isinstance(b, tirx.Broadcast):
+        if type(a) is not tirx.Ramp or type(b) is not tirx.Broadcast:
             return node
-        return tirx.Ramp(type(node)(a.base, b.value), a.stride, a.lanes)
+        return tirx.Ramp(kind(a.base, b.value), a.stride, a.lanes)
 
 
 def _widened(node: Any) -> Any:

@@ -10,6 +10,8 @@ from .loops import fuse, worth
 from .reduction import across, inner
 
 _STRIP = 64  # elements of a row: whole lines of cache, and sums of them fit into registers
+_LEAST = 32
+_VECTOR = 16
 _WIDE = 1024
 _CACHED = 16384  # elements that several steps of a kernel read again
 
@@ -95,4 +97,14 @@ def _strip(blocks: list[Block], rows: int, turns: int) -> int:
     others = math.prod(a.length or math.inf for a in last.axes[: rows - 1])
     while length is not None and size > _STRIP and others * math.ceil(length / size) < turns:
         size //= 2
-    return size if length is None else min(size, length)
+    return size if length is None else _whole(min(size, length), length)
+
+
+def _whole(size: int, length: int) -> int:
+    """A size of as much as possible of which a length is a multiple, unless that is little.
+
+    Of a number of turns that it does not know, LLVM makes several times the code, and the sums are
+    in memory.
+    """
+    sizes = [n for n in range(size, max(size // 2, _LEAST) - 1, -1) if length % n == 0]
+    return next((n for n in sizes if n % _VECTOR == 0), size)

@@ -57,7 +57,11 @@ def flatten() -> list[Any]:
     simplifies what is stored.
     """
     nodes = {**_DIVISIONS, "Sub": tirx.Sub}
-    return hidden_from([tirx.transform.FlattenBuffer()], "backwards", nodes, _is_backwards)
+    wanted = dict.fromkeys(
+        (tirx.FloorDiv, tirx.FloorMod, tirx.Sub), lambda node: _is_backwards(node, set())
+    )
+    passes = [tirx.transform.FlattenBuffer()]
+    return hidden_from(passes, "backwards", nodes, _is_backwards, wanted)
 
 
 def _is_backwards(node: Any, _: set[Any]) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from .present import Wanted, present
+
 _log = logging.getLogger(__name__)
 Call = tvm.ir.Call
 TensorLoad = tvm.ir.expr.TensorLoad  # what tirx.BufferLoad makes
@@ -39,15 +41,22 @@ _BINARY: tuple[Any, ...] = (
 )
 
 
-def kernel_pass(name: str, rewrite: Callable[[Any], Any]) -> Any:
+def kernel_pass(name: str, rewrite: Callable[[Any], Any], wanted: Wanted | None = None) -> Any:
     """A TVM pass that puts ``rewrite(kernel)`` in place of a kernel's body.
 
     A kernel that holds a node which the rewriter does not know stays as it is; others carry the
     pass's name as an attribute.
+
+    Args:
+        name: the pass's.
+        rewrite: gives the body.
+        wanted: see `present`: kernels in which there is none of these are not rewritten.
     """
 
     @tvm.tirx.transform.prim_func_pass(opt_level=0, name=name)  # type: ignore[untyped-decorator]
     def apply(func: Any, mod: Any, ctx: Any) -> Any:
+        if wanted is not None and not present(func.body, wanted):
+            return func
         try:
             return func.with_body(rewrite(func)).with_attr(name, True)
         except NotHandled as error:
@@ -91,23 +100,22 @@ class Rewriter:
 
     def expr(self, node: Any) -> Any:
         """Rewrite an expression."""
-        kind = type(node)
-        handler = _EXPRS.get(kind)
-        if handler is None:
-            if isinstance(node, tvm.ir.Expr) and kind.__name__ in _LEAVES:
-                return self.leave(node)
-            raise NotHandled(kind.__name__)
+        handler = _EXPRS.get(type(node)) or _handler(node)
         return self.leave(handler(self, node))
 
     def exprs(self, nodes: Any) -> list[Any] | None:
         """Rewrite a list of expressions; None when none of them changed."""
-        new = [self.expr(n) for n in nodes]
-        return new if any(a is not b for a, b in zip(new, nodes, strict=True)) else None
+        new, changed = [], False
+        for old in nodes:
+            made = self.expr(old)
+            changed = changed or made is not old
+            new.append(made)
+        return new if changed else None
 
     def stmt(self, node: Any) -> Any:
         """Rewrite a statement."""
         kind = type(node).__name__
-        own = getattr(self, f"visit_{kind}", None)
+        own = getattr(self, _VISITS.get(kind) or f"visit_{kind}", None)
         if own is not None:
             return own(node)
         handler = _STMTS.get(kind)
@@ -199,6 +207,18 @@ def _broadcast(self: Rewriter, node: Any) -> Any:
 def _shuffle(self: Rewriter, node: Any) -> Any:
     new = self.exprs(list(node.vectors))
     return node if new is None else tirx.Shuffle(new, list(node.indices))
+
+
+def _same(self: Rewriter, node: Any) -> Any:
+    return node
+
+
+def _handler(node: Any) -> Callable[[Rewriter, Any], Any]:
+    """What rewrites a leaf of a kind that was not met before."""
+    kind = type(node)
+    if not isinstance(node, tvm.ir.Expr) or kind.__name__ not in _LEAVES:
+        raise NotHandled(kind.__name__)
+    return _EXPRS.setdefault(kind, _same)
 
 
 _LEAVES = {"Var", "IntImm", "FloatImm", "StringImm", "PrimVar"}
@@ -298,10 +318,6 @@ def _while(self: Rewriter, node: Any) -> Any:
     return node if cond is node.condition and body is node.body else tirx.While(cond, body)
 
 
-def _same(self: Rewriter, node: Any) -> Any:
-    return node
-
-
 _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "SeqStmt": _seq,
     "For": _for,
@@ -316,6 +332,7 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "DeclBuffer": _same,
     "AssertStmt": _same,
 }
+_VISITS = {kind: f"visit_{kind}" for kind in _STMTS}
 
 
 _EXTERN = tvm.ir.Op.get("tirx.call_pure_extern")
@@ -346,13 +363,17 @@ class Substitute(Rewriter):
 
     def leave(self, node: Any) -> Any:
         """A variable's value."""
-        return self.values.get(node, node) if isinstance(node, tvm.ir.Var) else node
+        return self.values.get(node, node) if type(node) is tvm.ir.Var else node
 
 
 class _Search(Rewriter):
     def __init__(self, wanted: Callable[[Any], bool]):
         self.wanted = wanted
         self.found = False
+
+    def expr(self, node: Any) -> Any:
+        """Look into an expression, unless what is wanted was found."""
+        return node if self.found else super().expr(node)
 
     def leave(self, node: Any) -> Any:
         self.found = self.found or self.wanted(node)
@@ -368,4 +389,4 @@ def holds(node: Any, wanted: Callable[[Any], bool]) -> bool:
 
 def uses(node: Any, var: Any) -> bool:
     """Whether an expression depends on a variable."""
-    return holds(node, lambda part: isinstance(part, tvm.ir.Var) and part.same_as(var))
+    return holds(node, lambda part: type(part) is tvm.ir.Var and part.same_as(var))

@@ -13,7 +13,11 @@ from tvm import tirx
 
 from .tir import Call, Rewriter, TensorLoad, holds
 
+# Of these no class is derived: the type itself is compared, in a third of the time that
+# `isinstance` takes, which is asked for every part of every kernel.
 _OVERFLOWING = (tirx.Add, tirx.Sub, tirx.Mul)
+_ROUNDING = (tirx.FloorDiv, tirx.FloorMod)
+_DATA = (TensorLoad, Call)
 _WIDER = {"int32": "int64", "int64": "int128"}
 
 
@@ -24,7 +28,7 @@ def reads_data(node: Any, bound: set[Any]) -> bool:
         node: an expression.
         bound: the variables that the kernel binds to values.
     """
-    return holds(node, lambda part: isinstance(part, (TensorLoad, Call)) or part in bound)
+    return holds(node, lambda part: type(part) in _DATA or part in bound)
 
 
 class Bound(Rewriter):
@@ -35,7 +39,7 @@ class Bound(Rewriter):
 
     def expr(self, node: Any) -> Any:
         """Rewrite an expression."""
-        if isinstance(node, tirx.Let):
+        if type(node) is tirx.Let:
             self.bound.add(node.var)
         return super().expr(node)
 
@@ -45,12 +49,23 @@ class Bound(Rewriter):
         return self.bind(node)
 
 
+def _is_signed(node: Any) -> bool:
+    return str(getattr(node.ty, "dtype", "")).startswith("int")
+
+
+#: What there is in a kernel that computes with integers that it has read or made of floats.
+READ_INTEGERS = {
+    **dict.fromkeys((TensorLoad, Call, tirx.Cast), _is_signed),
+    **dict.fromkeys((tirx.Let, tirx.Bind), lambda node: _is_signed(node.var)),
+}
+
+
 class Wrap(Bound):
     """Adds, subtracts and multiplies data in wider integers; indices stay as they are."""
 
     def expr(self, node: Any) -> Any:
         """Rewrite an expression; where memory is read does not overflow."""
-        return node if isinstance(node, TensorLoad) else super().expr(node)
+        return node if type(node) is TensorLoad else super().expr(node)
 
     def visit_BufferStore(self, node: Any) -> Any:
         """Rewrite what is stored, and not where."""
@@ -61,14 +76,14 @@ class Wrap(Bound):
 
     def leave(self, node: Any) -> Any:
         """One operation, cut off to its own width; a division of what may have wrapped around."""
-        if isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and self._may_wrap(node.a):
+        if type(node) in _ROUNDING and self._may_wrap(node.a):
             # TVM takes a sum of numbers that are not negative for one that is not. LLVM, not TVM,
             # knows that no number is less than the least one.
             kind = str(node.ty.dtype)
             least = tirx.min_value(kind.partition("x")[0])
             known = tirx.call_llvm_pure_intrin(kind, "llvm.smax", node.a, _spread(least, kind))
             return type(node)(known, node.b)
-        if not isinstance(node, _OVERFLOWING):
+        if type(node) not in _OVERFLOWING:
             return node
         kind, _, lanes = str(node.ty.dtype).partition("x")
         if kind not in _WIDER or not reads_data(node, self.bound):
@@ -78,7 +93,7 @@ class Wrap(Bound):
         return tirx.Cast(node.ty.dtype, result)
 
     def _may_wrap(self, node: Any) -> bool:
-        if not str(node.ty.dtype).startswith("int") or isinstance(node, (TensorLoad, Call)):
+        if type(node) in _DATA or not str(node.ty.dtype).startswith("int"):
             return False
         return reads_data(node, self.bound)
 

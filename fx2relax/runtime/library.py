@@ -24,7 +24,8 @@ Tensor = torch.Tensor
 # more than a small product, is needed around the calls.
 
 
-def _view(x: Any) -> Tensor:
+def dense(x: Any) -> Tensor:
+    """The tensor that a packed function was given, in the same memory."""
     # A capsule: the protocol's own way through torch.from_dlpack takes three times as long.
     return from_dlpack(x.__dlpack__())
 
@@ -33,7 +34,7 @@ def _matmul(left: bool, right: bool) -> Callable[..., None]:
     """``a @ b``, or ``a @ b + bias`` with a vector for the last axis; each may come transposed."""
 
     def matmul(*arguments: Any) -> None:
-        a, b, *rest, out = [_view(x) for x in arguments]
+        a, b, *rest, out = [dense(x) for x in arguments]
         if a.dtype != out.dtype:
             a, b = a.to(out.dtype), b.to(out.dtype)
         if left:
@@ -64,8 +65,8 @@ def _matmul(left: bool, right: bool) -> Callable[..., None]:
 def _convolution(*arguments: Any) -> None:
     """Settings: strides, padding, dilation and output padding per axis, groups, transposed."""
     *operands, settings, output = arguments
-    x, weight, *rest = [_view(v) for v in operands]
-    out = _view(output)
+    x, weight, *rest = [dense(v) for v in operands]
+    out = dense(output)
     if x.dtype != out.dtype:
         x, weight = x.to(out.dtype), weight.to(out.dtype)
         rest = [bias.to(out.dtype) for bias in rest]
@@ -75,19 +76,19 @@ def _convolution(*arguments: Any) -> None:
 def _convolution_nhwc(*arguments: Any) -> None:
     """The same settings; the first two operands and the output have their second axis last."""
     *operands, settings, output = arguments
-    x, weight, *rest = [_view(v) for v in operands]
-    out = _view(output).permute(0, 3, 1, 2)
+    x, weight, *rest = [dense(v) for v in operands]
+    out = dense(output).permute(0, 3, 1, 2)
     out.copy_(_convolve(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), rest, settings))
 
 
 def _new_convolution(*arguments: Any) -> Tensor:
     """As `_convolution`, returning its output: for operands of one dtype."""
-    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    x, weight, *rest = [dense(v) for v in arguments[:-1]]
     return _convolve(x, weight, rest, arguments[-1]).contiguous()
 
 
 def _new_convolution_nhwc(*arguments: Any) -> Tensor:
-    x, weight, *rest = [_view(v) for v in arguments[:-1]]
+    x, weight, *rest = [dense(v) for v in arguments[:-1]]
     x, weight = x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
     return _convolve(x, weight, rest, arguments[-1]).permute(0, 2, 3, 1).contiguous()
 
@@ -110,16 +111,16 @@ def _weight_gradient(*arguments: Any) -> None:
     The same settings, then the sizes of the weight.
     """
     *operands, settings, _, output = arguments
-    out = _view(output)
-    x, gradient = [_view(v).to(out.dtype) for v in operands]
+    out = dense(output)
+    x, gradient = [dense(v).to(out.dtype) for v in operands]
     out.copy_(_backward(x, gradient, settings, out))
 
 
 def _new_weight_gradient(x: Any, gradient: Any, settings: Any, sizes: Any) -> Tensor:
     """As `_weight_gradient`, returning its output: for operands of one dtype."""
-    data = _view(x)
+    data = dense(x)
     like = data.new_empty([int(s) for s in sizes])
-    return _backward(data, _view(gradient), settings, like).contiguous()
+    return _backward(data, dense(gradient), settings, like).contiguous()
 
 
 def _backward(x: Tensor, gradient: Tensor, settings: Any, weight: Tensor) -> Tensor:
@@ -137,8 +138,8 @@ def _attention(*arguments: Any) -> None:
     """
     *operands, settings, scale, output = arguments
     causal, order = (int(v) for v in settings)
-    q, k, v, *rest = [_view(x) for x in operands]
-    out = _view(output)
+    q, k, v, *rest = [dense(x) for x in operands]
+    out = dense(output)
     q, k, v = (x if order >> n & 1 else x.transpose(1, 2) for n, x in enumerate((q, k, v)))
     mask = rest[0].to(q.dtype) if rest else None
     rows, columns = q.shape[2], k.shape[2]
@@ -168,7 +169,7 @@ def _new_lstm(*arguments: Any) -> tuple[Tensor, ...]:
     """
     *operands, settings = arguments
     reverse, biased = (bool(v) for v in settings)
-    made = recurrent_library.called([_view(v) for v in operands], reverse, biased)
+    made = recurrent_library.called([dense(v) for v in operands], reverse, biased)
     return tuple(result.contiguous() for result in made)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import tvm_ffi
 
 from fx2relax import disk, tvm_runtime
-from fx2relax.runtime import lapack as lapack  # registers what programs call
+from fx2relax.runtime import lapack as lapack  # register what programs call
+from fx2relax.runtime import on_weights as on_weights
 
 
 def load(library: bytes, kind: str = "cpu") -> Any:
