@@ -75,7 +75,8 @@ def lower(
             PyTorch's kernels; "generated" sends dense linear algebra, and attention whose scores
             would fill memory; "none" nothing.
         lift_weights: move work on weights alone into ``<name>_transform_params``, see `lift`;
-            a function then takes what its transform returns in place of its weights.
+            a function then takes what its transform returns in place of its weights. Unless
+            `library` is "none", PyTorch does the arithmetic in it.
         known: gives a kernel, for a target, a schedule that goes before our rules, or None.
 
     Returns:

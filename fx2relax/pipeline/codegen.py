@@ -9,20 +9,20 @@ from tvm import s_tir, tirx
 from tvm.tirx import compilation_pipeline
 
 from .bfloat import HALF, Broadcast, WidenBFloat16
-from .contraction import Rounded
+from .contraction import SUMS, Rounded
 from .divisions import ROUNDED, Divisions, by_no_number, sizes_of
-from .lets import ChainLets, StoreLets
+from .lets import LETS, ChainLets, StoreLets
 from .libm import Doubles, Renamed, has_another_name
 from .pieces import CHOICES, Pieces
 from .polynomials import SCALES
-from .present import always, present
-from .ramps import Ramps
+from .present import Wanted, present
+from .ramps import RAMPS, Ramps
 from .simplify import flatten, on_indices
 from .target import has_features
 from .tir import NotHandled, Rewriter, kernel_pass
 from .unaligned import unaligned
 from .vector import Vectorize
-from .vectormath import VectorMath
+from .vectormath import MATH, VectorMath
 from .wrapping import READ_INTEGERS, Wrap
 
 NAME = "fx2relax"
@@ -32,20 +32,30 @@ ASSERTS = "fx2relax.Asserts"
 VECTORIZED = "fx2relax.Vectorize"
 
 
+# What rewrites a kernel's loops, in this order, and what it looks for. The first finds every node
+# that no rewriter knows, so that all of them leave such a kernel as it is.
+_STEPS: tuple[tuple[Any, Wanted | None], ...] = (
+    (Doubles, None),
+    (Pieces, CHOICES),
+    (WidenBFloat16, HALF),
+    (Vectorize, None),
+    (Rounded, SUMS),
+    (VectorMath, MATH),
+    (ChainLets, LETS),
+)
+
+
 def _vectorized(func: Any) -> Any:
     """Vector loops, then vector math, in one kernel."""
-    body = Doubles().stmt(func.body)
-    if present(body, CHOICES):
-        body = Pieces().stmt(body)
-    if present(body, HALF):
-        body = WidenBFloat16().stmt(body)
-    body = Rounded().stmt(Vectorize().stmt(body))
+    body = func.body
     scales = SCALES.set(has_features(func.attrs["target"], "avx512f"))
     try:
-        body = VectorMath().stmt(body)
+        for rewriter, wanted in _STEPS:
+            if wanted is None or present(body, wanted):
+                body = rewriter().stmt(body)
+        return body
     finally:
         SCALES.reset(scales)
-    return ChainLets().stmt(body) if present(body, {tirx.Let: always}) else body
 
 
 def _alone(transform: Any, func: Any) -> Any:
@@ -120,10 +130,8 @@ _wrap = kernel_pass("fx2relax.Wrap", lambda func: Wrap().stmt(func.body), READ_I
 _renamed = kernel_pass(
     "fx2relax.Renamed", lambda func: Renamed().stmt(func.body), {tvm.ir.Call: has_another_name}
 )
-_ramps = kernel_pass("fx2relax.Ramps", lambda func: Ramps().stmt(func.body), {tirx.Ramp: always})
-_store_lets = kernel_pass(
-    "fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body), {tirx.Let: always}
-)
+_ramps = kernel_pass("fx2relax.Ramps", lambda func: Ramps().stmt(func.body), RAMPS)
+_store_lets = kernel_pass("fx2relax.StoreLets", lambda func: StoreLets().stmt(func.body), LETS)
 
 
 def _host_passes(checked: bool) -> Any:

@@ -14,6 +14,14 @@ from tvm import tirx
 from .tir import Call, Rewriter, TensorLoad
 
 
+def _adds_products(node: Any) -> bool:
+    return _is_float(node) and (_may_be_product(node.a) or _may_be_product(node.b))
+
+
+#: Where `Rounded` may find a sum of products.
+SUMS = dict.fromkeys((tirx.Add, tirx.Sub), _adds_products)
+
+
 class Rounded(Rewriter):
     """Puts LLVM's arithmetic fence, which costs no instruction, around products in sums.
 

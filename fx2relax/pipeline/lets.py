@@ -12,7 +12,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from .present import always
 from .tir import Call, Rewriter, TensorLoad, holds, is_guard
+
+#: What there is in a kernel that binds values inside of an expression.
+LETS = {tirx.Let: always}
 
 
 class ChainLets(Rewriter):

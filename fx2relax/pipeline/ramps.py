@@ -14,21 +14,34 @@ from tvm import tirx
 from .tir import Rewriter
 
 
+def is_ramp(node: Any) -> bool:
+    """Whether a node is a ramp, written otherwise."""
+    kind = type(node)
+    if kind is tirx.Cast:
+        return type(node.value) is tirx.Ramp
+    pair = type(node.a), type(node.b)
+    return pair == (tirx.Ramp, tirx.Broadcast) or (
+        pair == (tirx.Broadcast, tirx.Ramp) and kind is tirx.Add
+    )
+
+
+#: Where there may be one.
+RAMPS = dict.fromkeys((tirx.Cast, tirx.Add, tirx.Sub), is_ramp)
+
+
 class Ramps(Rewriter):
     """Adds what is the same in all lanes to where a ramp begins."""
 
     def leave(self, node: Any) -> Any:
         """A sum of a ramp and a broadcast, or a wider ramp."""
         kind = type(node)
+        if kind not in RAMPS or not is_ramp(node):
+            return node
         if kind is tirx.Cast:
-            return _widened(node) if type(node.value) is tirx.Ramp else node
-        if kind not in (tirx.Add, tirx.Sub):
-            return node
+            return _widened(node)
         a, b = node.a, node.b
-        if type(a) is tirx.Broadcast and type(b) is tirx.Ramp and kind is tirx.Add:
+        if type(a) is tirx.Broadcast:
             a, b = b, a
-        if type(a) is not tirx.Ramp or type(b) is not tirx.Broadcast:
-            return node
         return tirx.Ramp(kind(a.base, b.value), a.stride, a.lanes)
 
 

@@ -10,6 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from .present import Wanted, present
+from .quicker import elements
 
 _log = logging.getLogger(__name__)
 Call = tvm.ir.Call
@@ -143,7 +144,7 @@ class Rewriter:
 
     def store(self, node: Any) -> Any:
         """Rewrite a store's value and indices."""
-        new = self.exprs([node.value, *node.indices])
+        new = self.exprs([node.value, *elements(node.indices)])
         return node if new is None else tirx.BufferStore(node.buffer, new[0], new[1:])
 
 
@@ -185,11 +186,13 @@ def _let(self: Rewriter, node: Any) -> Any:
 
 
 def _call(self: Rewriter, node: Any) -> Any:
-    return self.call(node, [self.expr(a) for a in node.args])
+    old = elements(node.args)
+    new = self.exprs(old)
+    return self.call(node, old if new is None else new)
 
 
 def _load(self: Rewriter, node: Any) -> Any:
-    new = self.exprs(list(node.indices))
+    new = self.exprs(elements(node.indices))
     return node if new is None else tirx.BufferLoad(node.source, new)
 
 
@@ -238,7 +241,7 @@ _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
 
 
 def _seq(self: Rewriter, node: Any) -> Any:
-    old = list(node.seq)
+    old = elements(node.seq)
     new = [self.stmt(s) for s in old]
     return node if all(a is b for a, b in zip(new, old, strict=True)) else tirx.SeqStmt(new)
 

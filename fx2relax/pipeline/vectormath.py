@@ -75,7 +75,7 @@ _LARGEST = {
 
 
 def _extreme(node: Any, larger: bool) -> Any:
-    return _take_nan(node.a, node.b, larger) if str(node.ty.dtype) in _FLOATS else node
+    return _take_nan(node.a, node.b, larger) if _is_extreme(node) else node
 
 
 def _with_gate(node: Any) -> Any:
@@ -114,6 +114,28 @@ def _is_nan(x: Any) -> Any:
     return tirx.Not(tirx.GE(x, x))
 
 
+def _is_function(node: Any) -> bool:
+    name = extern_name(node) or getattr(node.op, "name", "")
+    return name in FUNCTIONS or name in DOUBLES or name in ("tirx.isnan", "tirx.copysign")
+
+
+def _is_extreme(node: Any) -> bool:
+    return str(node.ty.dtype) in _FLOATS
+
+
+def _is_largest(node: Any) -> bool:
+    return abs(float(node.value)) in _LARGEST
+
+
+#: What there is in a kernel that `VectorMath` changes.
+MATH = {
+    tvm.ir.Call: _is_function,
+    tirx.Max: _is_extreme,
+    tirx.Min: _is_extreme,
+    tirx.FloatImm: _is_largest,
+}
+
+
 class VectorMath(Rewriter):
     """Puts the functions of this module in the place of calls to libm."""
 
@@ -122,7 +144,7 @@ class VectorMath(Rewriter):
         new = Rewriter.store(self, node)
         value = new.value
         wide = value.value if isinstance(value, tirx.Cast) else value
-        if not isinstance(wide, tirx.FloatImm) or abs(float(wide.value)) not in _LARGEST:
+        if not isinstance(wide, tirx.FloatImm) or not _is_largest(wide):
             return new
         infinite = tirx.const(math.copysign(math.inf, float(wide.value)), str(wide.ty.dtype))
         if isinstance(value, tirx.Cast):
