@@ -12,26 +12,18 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from .present import of_dtype
 from .tir import NotHandled, Rewriter, TensorLoad
 
 BF16, F32 = "bfloat16", "float32"
 LARGEST = 3.3895313892515355e38
+#: What there is in a kernel that computes in bfloat16.
+HALF = of_dtype(BF16)
 
 
 def dtype_of(node: Any) -> str:
     """The dtype of an expression; empty for one that is no number."""
     return str(getattr(node.ty, "dtype", ""))
-
-
-def _is_half(node: Any) -> bool:
-    return dtype_of(node).startswith(BF16)
-
-
-#: What there is in a kernel that computes in bfloat16.
-HALF = {
-    **dict.fromkeys((TensorLoad, tirx.Cast, tirx.FloatImm, tvm.ir.Call), _is_half),
-    **dict.fromkeys((tirx.Let, tirx.Bind), lambda node: _is_half(node.var)),
-}
 
 
 class WidenBFloat16(Rewriter):

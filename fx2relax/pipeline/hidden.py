@@ -37,18 +37,20 @@ def hidden_from(
 
     class Reveal(Rewriter):
         def leave(self, node: Any) -> Any:
-            kind = extern_name(node) or ""
-            if not kind.startswith(prefix):
-                return node
-            return nodes[kind.removeprefix(prefix)](node.args[1], node.args[2])
+            kind = hidden(node)
+            return nodes[kind](node.args[1], node.args[2]) if kind else node
 
-    def is_hidden(node: Any) -> bool:
-        return (extern_name(node) or "").startswith(prefix)
+    def hidden(node: Any) -> str:
+        """What a call stands for; empty for all else."""
+        name = extern_name(node) or ""
+        return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
     return [
         kernel_pass(f"fx2relax.Hide.{name}", lambda func: Hide().stmt(func.body), wanted),
         *passes,
         kernel_pass(
-            f"fx2relax.Reveal.{name}", lambda func: Reveal().stmt(func.body), {Call: is_hidden}
+            f"fx2relax.Reveal.{name}",
+            lambda func: Reveal().stmt(func.body),
+            {Call: lambda node: bool(hidden(node))},
         ),
     ]

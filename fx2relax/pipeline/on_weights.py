@@ -14,20 +14,18 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..runtime.on_weights import PREFIX
 from .flow import Flow, bindings, dtype_of, known, name_of, sizes_of
+from .layout import permutation
 from .lift import is_transform
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-# By operator: the function, and whether operands and result are of one dtype.
+_CAST = "relax.astype"
 _FUNCTIONS = {
-    "relax.add": ("add", True),
-    "relax.subtract": ("subtract", True),
-    "relax.multiply": ("multiply", True),
-    "relax.divide": ("divide", True),
-    "relax.negative": ("negative", True),
-    "relax.sqrt": ("sqrt", True),
-    "relax.broadcast_to": ("copy", True),
-    "relax.astype": ("copy", False),
-    "relax.permute_dims": ("permute", True),
+    **{f"relax.{name}": name for name in ("add", "subtract", "multiply", "divide")},
+    "relax.negative": "negative",
+    "relax.sqrt": "sqrt",
+    "relax.broadcast_to": "copy",
+    _CAST: "copy",
+    "relax.permute_dims": "permute",
 }
 
 
@@ -68,17 +66,23 @@ def shortened(mod: Any) -> tuple[Any, IRModule]:
     if finished:
         mod = mod.clone()
         for name, func in finished.items():
-            (given,) = func.params
-            mod[name] = relax.Function(
-                [given], relax.SeqExpr([], given), given.ty, attrs=func.attrs
-            )
+            given = relax.Tuple(list(func.params))
+            body = relax.SeqExpr([], given)
+            mod[name] = relax.Function(func.params, body, given.ty, attrs=func.attrs)
     return mod, IRModule(finished)
 
 
 def _has_no_kernel(value: Any) -> bool:
     """Whether a value is a part of another, a view or a packed function's."""
+    if name_of(value) == "relax.reshape":
+        return _has_elements(value)
     parts = (relax.TupleGetItem, relax.Tuple, relax.Var)
-    return isinstance(value, parts) or name_of(value) in ("relax.reshape", "relax.call_dps_packed")
+    return isinstance(value, parts) or name_of(value) == "relax.call_dps_packed"
+
+
+def _has_elements(reshaped: Any) -> bool:
+    """Whether a tensor has no size of 0, which Relax's reshape reads otherwise."""
+    return 0 not in (sizes_of(reshaped) or ())
 
 
 @mutator
@@ -89,15 +93,15 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: Any) -> Any:
         """A call of PyTorch's in the place of an operator."""
-        function, _ = _FUNCTIONS.get(name_of(call), ("", False))
-        operands = _tensors(call)
-        if name_of(call) == "relax.reshape":
+        function = _FUNCTIONS.get(name_of(call))
+        operands = [x for x in call.args if dtype_of(x)]
+        if name_of(call) == "relax.reshape" and _has_elements(call):
             before = self.visit_expr(self._before_reshapes(call.args[0]))
             return relax.op.reshape(before, self.visit_expr(call.args[1]))
-        if not function or not _is_known(call, operands):
+        if function is None or not _is_known(call, operands):
             return self.visit_expr_post_order(call)
         if function == "permute":
-            settings = [_axes(call)]
+            settings = [list(permutation(call))]
         else:
             settings = [list(x.ty.shape.values) for x in operands]
             operands = [self._before_reshapes(x) for x in operands]
@@ -114,21 +118,10 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         return x
 
 
-def _tensors(call: Any) -> list[Any]:
-    return [x for x in call.args if isinstance(getattr(x, "ty", None), relax.TensorType)]
-
-
 def _is_known(call: Any, operands: list[Any]) -> bool:
     """Whether a call is of tensors of floating point whose sizes are numbers."""
-    _, alike = _FUNCTIONS[name_of(call)]
     kinds = {dtype_of(x) for x in (call, *operands)}
     sizes = [sizes_of(x) for x in (call, *operands)]
-    if not kinds <= set(_FLOATS) or (alike and len(kinds) > 1):
+    if not kinds <= set(_FLOATS) or (len(kinds) > 1 and name_of(call) != _CAST):
         return False
     return all(s is not None and known(s) for s in sizes)
-
-
-def _axes(call: Any) -> list[int]:
-    axes = call.attrs.axes
-    rank = len(sizes_of(call) or ())
-    return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
 
 Wanted = Mapping[Any, Callable[[Any], bool]]
 
@@ -22,6 +25,18 @@ def present(stmt: Any, wanted: Wanted) -> bool:
     """
     entries = [(kind, _stopping(holds)) for kind, holds in wanted.items()]
     return tvm_ffi.structural_walk(stmt, entries, order="pre") is not None
+
+
+def of_dtype(prefix: str) -> Wanted:
+    """What there is in a kernel that computes with numbers of dtypes that begin so."""
+
+    def is_one(node: Any) -> bool:
+        return str(getattr(node.ty, "dtype", "")).startswith(prefix)
+
+    return {
+        **dict.fromkeys((TensorLoad, Call, tirx.Cast, tirx.FloatImm), is_one),
+        **dict.fromkeys((tirx.Let, tirx.Bind), lambda node: is_one(node.var)),
+    }
 
 
 def always(_: Any) -> bool:

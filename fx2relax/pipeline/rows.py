@@ -106,5 +106,5 @@ def _whole(size: int, length: int) -> int:
     Of a number of turns that it does not know, LLVM makes several times the code, and the sums are
     in memory.
     """
-    sizes = [n for n in range(size, max(size // 2, _LEAST) - 1, -1) if length % n == 0]
-    return next((n for n in sizes if n % _VECTOR == 0), size)
+    sizes = range(size, max(size // 2, _LEAST) - 1, -1)
+    return next((n for n in sizes if length % n == 0 and n % _VECTOR == 0), size)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tvm import tirx
 
+from .divisions import ROUNDED
 from .hidden import hidden_from
 from .tir import holds
 from .wrapping import reads_data
@@ -57,9 +58,7 @@ def flatten() -> list[Any]:
     simplifies what is stored.
     """
     nodes = {**_DIVISIONS, "Sub": tirx.Sub}
-    wanted = dict.fromkeys(
-        (tirx.FloorDiv, tirx.FloorMod, tirx.Sub), lambda node: _is_backwards(node, set())
-    )
+    wanted = dict.fromkeys((*ROUNDED, tirx.Sub), lambda node: _is_backwards(node, set()))
     passes = [tirx.transform.FlattenBuffer()]
     return hidden_from(passes, "backwards", nodes, _is_backwards, wanted)
 

@@ -101,7 +101,9 @@ class Rewriter:
 
     def expr(self, node: Any) -> Any:
         """Rewrite an expression."""
-        handler = _EXPRS.get(type(node)) or _handler(node)
+        handler = _EXPRS.get(type(node))
+        if handler is None:
+            raise NotHandled(type(node).__name__)
         return self.leave(handler(self, node))
 
     def exprs(self, nodes: Any) -> list[Any] | None:
@@ -116,7 +118,7 @@ class Rewriter:
     def stmt(self, node: Any) -> Any:
         """Rewrite a statement."""
         kind = type(node).__name__
-        own = getattr(self, _VISITS.get(kind) or f"visit_{kind}", None)
+        own = getattr(self, f"visit_{kind}", None)
         if own is not None:
             return own(node)
         handler = _STMTS.get(kind)
@@ -137,7 +139,7 @@ class Rewriter:
     def bind(self, node: Any) -> Any:
         """Rewrite the value of a variable of the statements that follow."""
         value = node.value
-        if type(value) not in _EXPRS and type(value).__name__ not in _LEAVES:
+        if type(value) not in _EXPRS:
             return node
         new = self.expr(value)
         return node if new is value else tirx.Bind(node.var, new)
@@ -216,15 +218,6 @@ def _same(self: Rewriter, node: Any) -> Any:
     return node
 
 
-def _handler(node: Any) -> Callable[[Rewriter, Any], Any]:
-    """What rewrites a leaf of a kind that was not met before."""
-    kind = type(node)
-    if not isinstance(node, tvm.ir.Expr) or kind.__name__ not in _LEAVES:
-        raise NotHandled(kind.__name__)
-    return _EXPRS.setdefault(kind, _same)
-
-
-_LEAVES = {"Var", "IntImm", "FloatImm", "StringImm", "PrimVar"}
 _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
     **{cls: _binary(cls) for cls in _BINARY},
     tirx.Not: _not,
@@ -237,6 +230,7 @@ _EXPRS: dict[Any, Callable[[Rewriter, Any], Any]] = {
     tirx.Ramp: _ramp,
     tirx.Broadcast: _broadcast,
     tirx.Shuffle: _shuffle,
+    **dict.fromkeys((tvm.ir.Var, tirx.IntImm, tirx.FloatImm, tvm.ir.StringImm), _same),
 }
 
 
@@ -335,7 +329,6 @@ _STMTS: dict[str, Callable[[Any, Any], Any]] = {
     "DeclBuffer": _same,
     "AssertStmt": _same,
 }
-_VISITS = {kind: f"visit_{kind}" for kind in _STMTS}
 
 
 _EXTERN = tvm.ir.Op.get("tirx.call_pure_extern")

@@ -11,13 +11,16 @@ from typing import Any
 
 from tvm import tirx
 
+from .divisions import ROUNDED
+from .present import of_dtype
 from .tir import Call, Rewriter, TensorLoad, holds
 
 # Of these no class is derived: the type itself is compared, in a third of the time that
 # `isinstance` takes, which is asked for every part of every kernel.
 _OVERFLOWING = (tirx.Add, tirx.Sub, tirx.Mul)
-_ROUNDING = (tirx.FloorDiv, tirx.FloorMod)
 _DATA = (TensorLoad, Call)
+#: What there is in a kernel that computes with integers that it has read or made of floats.
+READ_INTEGERS = of_dtype("int")
 _WIDER = {"int32": "int64", "int64": "int128"}
 
 
@@ -49,17 +52,6 @@ class Bound(Rewriter):
         return self.bind(node)
 
 
-def _is_signed(node: Any) -> bool:
-    return str(getattr(node.ty, "dtype", "")).startswith("int")
-
-
-#: What there is in a kernel that computes with integers that it has read or made of floats.
-READ_INTEGERS = {
-    **dict.fromkeys((TensorLoad, Call, tirx.Cast), _is_signed),
-    **dict.fromkeys((tirx.Let, tirx.Bind), lambda node: _is_signed(node.var)),
-}
-
-
 class Wrap(Bound):
     """Adds, subtracts and multiplies data in wider integers; indices stay as they are."""
 
@@ -76,7 +68,7 @@ class Wrap(Bound):
 
     def leave(self, node: Any) -> Any:
         """One operation, cut off to its own width; a division of what may have wrapped around."""
-        if type(node) in _ROUNDING and self._may_wrap(node.a):
+        if type(node) in ROUNDED and self._may_wrap(node.a):
             # TVM takes a sum of numbers that are not negative for one that is not. LLVM, not TVM,
             # knows that no number is less than the least one.
             kind = str(node.ty.dtype)
