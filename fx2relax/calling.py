@@ -49,6 +49,8 @@ class Calling:
             tensor, or has sizes that are symbols.
         line: what the function does, step by step, where its caller can do the same without it;
             see `pipeline.straight`.
+        allocated: the bytes of what PyTorch's library allocates in a call, where sizes are known,
+            without what is too large for the C library to keep once it is freed.
     """
 
     results: int
@@ -59,6 +61,7 @@ class Calling:
     kernel: tuple[str, tuple[int, ...]] | None = None
     weights: tuple[tuple[tuple[int, ...], str], ...] = ()
     line: tuple[Any, ...] = ()
+    allocated: int = 0
 
     def spelled(self) -> list[Any]:
         """All of it as JSON has it, for `read`."""

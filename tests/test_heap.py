@@ -40,6 +40,7 @@ _CONVOLUTIONS = """
 
 _STEPS = """
     import ctypes
+    import sys
     from fx2relax.runtime import heap
 
     libc = ctypes.CDLL(None)
@@ -58,10 +59,26 @@ _STEPS = """
 
     heap.keep_freed()
     told, program = [cut_off()], Program()
-    heap.keep_step(program, 8 * 28 << 20)
+    heap.keep_for(program, **{sys.argv[1]: 8 * 28 << 20})
     told.append(cut_off())
     del program
     print(*told, cut_off())
+"""
+
+_FREE_ALREADY = """
+    import ctypes
+    from fx2relax.runtime import heap
+
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+    libc.free(libc.malloc(20 << 20))
+    for block in [libc.malloc(19 << 20) for _ in range(2)]:
+        libc.free(block)
+    heap.keep_freed()
+    heap.keep_for(heap, call=1 << 20)
+    blocks = [libc.malloc(28 << 20) for _ in range(4)]
+    print(sum(block < libc.sbrk(0) for block in blocks))
 """
 
 
@@ -108,40 +125,82 @@ def test_what_a_call_frees_is_there_for_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
-def test_what_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
-    before, during, after = map(int, run(_STEPS, tmp_path).split())
+@pytest.mark.parametrize("what", ["call", "step"])
+def test_what_a_step_frees_is_there_for_the_next(what: str, tmp_path: Path) -> None:
+    before, during, after = map(int, run(_STEPS, tmp_path, what).split())
     assert before > 2 * heap.KEPT
     assert during == 0
     assert after > 2 * heap.KEPT
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_what_is_free_already_does_not_matter(tmp_path: Path) -> None:
+    """Where as much as is kept at most is free before, nothing so large is mapped and freed."""
+    assert run(_FREE_ALREADY, tmp_path) == "4"
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        ("MALLOC_MMAP_THRESHOLD_", "131072"),
         ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
+        ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072"),
     ],
 )
 def test_a_threshold_of_the_users_stays(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert heap._threshold.__wrapped__() is None
+    assert heap._option.__wrapped__() is None
 
 
-def test_programs_of_a_step_say_what_it_frees(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(heap, "_threshold", lambda: lambda kind, size: set_to.append(size) or 1)
-    monkeypatch.setattr(heap, "_steps", {})
+@pytest.fixture
+def set_to(monkeypatch: pytest.MonkeyPatch, fresh: None) -> list[int]:
+    """What the threshold is set to, in a process in which no program has been made."""
+    found: list[int] = []
+
+    def set_option(option: int, size: int) -> int:
+        if option == heap._TRIM_THRESHOLD:
+            found.append(size)
+        return 1
+
+    monkeypatch.setattr(heap, "_option", lambda: set_option)
+    for table in ("_calls", "_steps"):
+        monkeypatch.setattr(heap, table, {})
+    return found
+
+
+def test_programs_of_a_step_say_what_it_frees(set_to: list[int]) -> None:
     net = torch.nn.Linear(300, 200)
     compiled = torch.compile(net, backend="relax")
+    result, gradients = 4 * 8 * 200, 4 * (300 * 200 + 200)
     with torch.no_grad():
         compiled(torch.randn(8, 300))
-    assert not set_to
+    assert set_to[-1] == 2 * heap.KEPT + result
     compiled(torch.randn(8, 300)).sum().backward()
-    gradients = 4 * (300 * 200 + 200)
-    assert set_to[-1] >= 2 * heap.KEPT + gradients
+    assert set_to[-1] >= 2 * heap.KEPT + result + gradients
     del compiled
     torch._dynamo.reset()
     gc.collect()
     assert set_to[-1] == 2 * heap.KEPT
+
+
+def test_calls_say_what_the_library_allocates(set_to: list[int]) -> None:
+    """The largest of them counts: one has freed it all before the next begins."""
+
+    def call(batch: int) -> int:
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Flatten(1))
+        compiled = torch.compile(net, backend="relax", dynamic=False)
+        with torch.no_grad():
+            compiled(torch.randn(batch, 3, 18, 18))
+        kept.append(compiled)
+        return 2 * 4 * batch * 32 * 16 * 16  # the convolution's own, and the result
+
+    kept: list[object] = []
+    least = call(4)
+    assert set_to[-1] == 2 * heap.KEPT + least
+    most = call(8)
+    assert set_to[-1] == 2 * heap.KEPT + most
+    call(2)
+    assert set_to[-1] == 2 * heap.KEPT + most

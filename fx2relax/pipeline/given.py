@@ -7,14 +7,17 @@ memory of its results as parameters wherever their sizes are known before the ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm import relax, tirx
 
 from ..calling import Calling, Given, Size
 from ..compat import ShapeType, TensorType, Var, shape_values, type_of
+from ..runtime.heap import KEPT
 from .in_place import Places, in_its_place
+from .lifted import size_of as bytes_of
+from .packing import returns_its_own
 from .tir import NotHandled
 
 _SIGNS = {
@@ -102,6 +105,7 @@ class _Giver:
             implied=tuple((i, *where) for i, where in implied),
             kernel=None if left else self._only_kernel(function),
             weights=_tensors(self.weights),
+            allocated=sum(self._allocated()),
         )
         self.mod[self.name] = function
         return self.mod, calling
@@ -169,6 +173,13 @@ class _Giver:
             return kind.values
         shape = kind.shape if isinstance(kind, TensorType) else None
         return shape.values if isinstance(shape, relax.ShapeExpr) else None
+
+    def _allocated(self) -> Iterator[int]:
+        """How many bytes the library allocates in the C library's heap, call by call."""
+        for binding in self.bindings:
+            size = bytes_of(type_of(binding.var)) if returns_its_own(binding.value) else None
+            if isinstance(size, int) and size <= KEPT:
+                yield size
 
     def _sizes(self, values: Any) -> tuple[Size, ...] | None:
         if values is None:

@@ -55,6 +55,8 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv2d_nhwc")
 _GRADIENTS = ("conv1d_weight", "conv2d_weight", "conv3d_weight")
 _PRODUCTS = ("matmul_nn", "matmul_nt")
 _LSTM = "new_lstm"
+# What returns a tensor of its own. The plain ones are given memory.
+_FRESH = (f"{PREFIX}new_", f"{PREFIX}packed_")
 # How functions are called that pack a product's weight, and that take one.
 _ONEDNN, _MKL = "linear", "linear_mkl"
 
@@ -290,6 +292,12 @@ def _product_of(sizes: list[Any]) -> int | None:
             return None
         product *= size
     return product
+
+
+def returns_its_own(value: Any) -> bool:
+    """Whether an expression calls a function of the library's that allocates what it returns."""
+    callee = getattr(value, "op", None)
+    return isinstance(callee, relax.ExternFunc) and str(callee.global_symbol).startswith(_FRESH)
 
 
 def _bytes(tensor: Any) -> int:

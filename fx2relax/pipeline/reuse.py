@@ -14,10 +14,7 @@ from ..marks import REPLACES
 from .flow import bindings, name_of, result_of
 from .given import alike
 from .in_place import Places
-from .library import PREFIX
-
-# Calls of the library's that return a tensor of their own. No plain ones: those are given memory.
-_FRESH = (f"{PREFIX}new_", f"{PREFIX}packed_")
+from .packing import returns_its_own
 
 
 def reuse(mod: Any) -> Any:
@@ -81,7 +78,8 @@ class _Memories:
         if not isinstance(value, relax.Var) or not alike(value, out):
             return False
         origin = self._owner(value)
-        if not self._is_own(out) or not (self._is_own(origin) or self._is_fresh(origin)):
+        fresh = self._is_own(origin) or returns_its_own(self._values.get(origin))
+        if not (self._is_own(out) and fresh):
             return False
         # Written by this kernel first of all, read by this one last of all, and at one place.
         uses = self._places.uses.get(out, [])
@@ -96,12 +94,6 @@ class _Memories:
 
     def _is_own(self, var: Any) -> bool:
         return name_of(self._values.get(var)) == "relax.builtin.alloc_tensor"
-
-    def _is_fresh(self, var: Any) -> bool:
-        callee = getattr(self._values.get(var), "op", None)
-        if not isinstance(callee, relax.ExternFunc):
-            return False
-        return str(callee.global_symbol).startswith(_FRESH)
 
 
 def _with_taken(func: Any, taken: dict[Any, Any]) -> Any:

@@ -23,7 +23,7 @@ from fx2relax.params import InputSpec
 from fx2relax.runtime import boundary, torch_call
 from fx2relax.runtime.direct import Way
 from fx2relax.runtime.forks import FORK, Inside
-from fx2relax.runtime.heap import give_back, keep_freed, keep_step
+from fx2relax.runtime.heap import give_back, keep_for, keep_freed
 from fx2relax.runtime.profiled import Profiled, alone
 from fx2relax.runtime.results import heap_bytes
 from fx2relax.runtime.sizes import Solver
@@ -88,8 +88,9 @@ class Program:
         weights = Weights(frozen, lift, streams, self._straight is not None)
         parts = _Parts(imported, self.device, weights)
         weakref.finalize(parts, torch_call.unregister, list(imported.torch_calls))
-        if gpu is None and trains:
-            keep_step(parts, heap_bytes(calling))
+        if gpu is None:
+            size = heap_bytes(calling)
+            keep_for(parts, call=calling.allocated + size, step=size if trains else 0)
         solver = Solver(imported.solved, imported.params) if imported.solved else None
         kernel = None
         if calling.kernel is not None and not lifted:
