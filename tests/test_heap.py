@@ -38,7 +38,7 @@ _CONVOLUTIONS = """
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
-_STEPS = """
+_LIBC = """
     import ctypes
     import sys
     from fx2relax.runtime import heap
@@ -46,7 +46,9 @@ _STEPS = """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+"""
 
+_STEPS = f"""{_LIBC}
     def cut_off():
         blocks = [libc.malloc(28 << 20) for _ in range(8)]
         end = libc.sbrk(0)
@@ -59,19 +61,13 @@ _STEPS = """
 
     heap.keep_freed()
     told, program = [cut_off()], Program()
-    heap.keep_for(program, **{sys.argv[1]: 8 * 28 << 20})
+    heap.keep_for(program, **{{sys.argv[1]: 8 * 28 << 20}})
     told.append(cut_off())
     del program
     print(*told, cut_off())
 """
 
-_FREE_ALREADY = """
-    import ctypes
-    from fx2relax.runtime import heap
-
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+_FREE_ALREADY = f"""{_LIBC}
     libc.free(libc.malloc(20 << 20))
     for block in [libc.malloc(19 << 20) for _ in range(2)]:
         libc.free(block)
@@ -166,8 +162,7 @@ def set_to(monkeypatch: pytest.MonkeyPatch, fresh: None) -> list[int]:
         return 1
 
     monkeypatch.setattr(heap, "_option", lambda: set_option)
-    for table in ("_calls", "_steps"):
-        monkeypatch.setattr(heap, table, {})
+    monkeypatch.setattr(heap, "_frees", {})
     return found
 
 

@@ -23,9 +23,8 @@ LARGE = _PAGE
 _HUGE_PAGES = 14  # Linux's MADV_HUGEPAGE
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 _MOST = (1 << 31) - 1  # it takes an int of C's
-#: By program, what it leaves to be freed by the next step, and what a call of it frees.
-_steps: dict[int, int] = {}
-_calls: dict[int, int] = {}
+#: By program, what a call of it frees, and what it leaves to be freed by the next step.
+_frees: dict[int, tuple[int, int]] = {}
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")  # a container's own limit
@@ -81,17 +80,14 @@ def keep_for(program: object, *, call: int = 0, step: int = 0) -> None:
         step: how many bytes of them live on until the next step of training, beside those of
             other programs.
     """
-    for table, size in ((_calls, call), (_steps, step)):
-        if size:
-            table[id(program)] = size
     if call or step:
+        _frees[id(program)] = call, step
         weakref.finalize(program, _forget, id(program))
         _set_thresholds()
 
 
 def _forget(program: int) -> None:
-    _calls.pop(program, None)
-    _steps.pop(program, None)
+    _frees.pop(program, None)
     _set_thresholds()
 
 
@@ -100,8 +96,8 @@ def _set_thresholds() -> None:
     if set_option is not None:
         # Once one of them is set, glibc adapts the other no longer either.
         set_option(_MMAP_THRESHOLD, KEPT)
-        kept = max(list(_calls.values()), default=0) + sum(list(_steps.values()))
-        set_option(_TRIM_THRESHOLD, min(2 * KEPT + kept, _MOST))
+        calls, steps = zip((0, 0), *list(_frees.values()), strict=True)
+        set_option(_TRIM_THRESHOLD, min(2 * KEPT + max(calls) + sum(steps), _MOST))
 
 
 @functools.cache
