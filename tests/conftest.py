@@ -10,7 +10,7 @@ import pytest
 import switches as switches
 
 # One row in as many of a table is run by a plain `pytest`, where its mark does not say how many.
-_SHARE = 6
+_SHARE = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,7 +27,7 @@ def _heads(length: int = 5, keys: int = 7, heads: int = 4, shared: int = 4) -> l
     ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"is_causal": True}, {"scale": 0.3}, {"scale": 0.2, "is_causal": True}],
@@ -123,7 +123,7 @@ def test_written_out() -> None:
     assert_matches_eager(attend, *_heads(7, 7), grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -157,7 +157,7 @@ def test_multi_head_of_other_widths() -> None:
     assert_matches_eager(cross, *inputs, grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 def test_encoder(norm_first: bool, training: bool) -> None:

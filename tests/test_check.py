@@ -149,7 +149,7 @@ class Convolutions(nn.Module):
         return self.head(F.dropout(x.mean((2, 3)), 0.2, self.training)).softmax(-1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_is_right_is_found_right(grad: bool, library: str) -> None:
@@ -222,7 +222,7 @@ class Choice(nn.Module):
         return chosen.exp().softmax(-1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_wrong_converter_in_a_branch(library: str, dynamic: bool | None) -> None:
@@ -328,7 +328,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_attention_without_dropout_draws_nothing(library: str, dynamic: bool | None) -> None:

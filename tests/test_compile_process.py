@@ -245,7 +245,7 @@ HERE = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("script", "compiled_here"), HERE.values(), ids=list(HERE))
 def test_what_may_be_asked_for(tmp_path: Path, script: str, compiled_here: bool) -> None:
     # A store that is not empty: the process is made when a graph needs it.

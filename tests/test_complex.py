@@ -105,14 +105,14 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_forward(name):
     function, *inputs = CASES[name]
     assert_matches_eager(function, *inputs, every_stride=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "name", ["arithmetic", "numbers", "real", "parts", "products", "added", "rotated"]
 )

@@ -32,7 +32,7 @@ class Nested(nn.Module):
         return torch.cond(x.mean() > 0, inner, lambda t: self.down(t) * 2, (x,)) + 1
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_both_branches(sign: int, dynamic: bool | None) -> None:
@@ -41,7 +41,7 @@ def test_both_branches(sign: int, dynamic: bool | None) -> None:
     assert_matches_eager(choose, x, y, dynamic=dynamic, grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("shift", [-2.0, 0.1, 3.0])
 def test_a_choice_within_a_choice(shift: float) -> None:
     torch.manual_seed(0)

@@ -101,7 +101,7 @@ NETWORKS: dict[str, tuple[type[nn.Module], Callable[[int], torch.Tensor]]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_gives_what_eager_gives(gpu: GPU, name: str) -> None:
     made, inputs = NETWORKS[name]

@@ -49,7 +49,7 @@ def states_of(model: Layers, batch: int) -> list[torch.Tensor]:
     return [torch.randn(lead, batch, size) for size in sizes]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [False, True], ids=["time-first", "batch-first"])
 @pytest.mark.parametrize("both", [False, True], ids=["one-way", "both-ways"])

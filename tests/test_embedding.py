@@ -56,7 +56,7 @@ def test_bags(mode):
     assert_matches_eager(bags(mode), TABLE, INDICES, OFFSETS, grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("grad", [False, True])
 def test_bags_of_strided_tables(mode, grad):
@@ -152,7 +152,7 @@ def test_offsets_that_make_no_bags(offsets):
         run(TABLE, INDICES, torch.tensor(offsets))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("padding", [-1, 3])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=MODES)
 def test_what_is_kept_for_gradients(mode, padding):

@@ -69,7 +69,7 @@ ON_INTEGERS: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_floats(dtype: torch.dtype) -> None:
     x = FLOATS.to(dtype)
@@ -78,7 +78,7 @@ def test_floats(dtype: torch.dtype) -> None:
     assert_matches_eager(lambda x: [fn(x) for fn in ON_FLOATS], x)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str
 )

@@ -79,7 +79,7 @@ def _source(text: str) -> int:
     return next(n for n, line in enumerate(lines, 1) if text in line)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("library", ["torch", "none"])
 @pytest.mark.parametrize("name", MODELS)

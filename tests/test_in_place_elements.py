@@ -108,7 +108,7 @@ ALONE = {_average: 1, _scaled: 1, _replaced: 1, _of_others: 1}
 ANY = [_both, _transposed, _turned, _shifted, _of_rows, _running, _swapped, _read_later]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("size", [5, 33, 300])
 @pytest.mark.parametrize("step", [*ALONE, *ANY])
 @pytest.mark.parametrize("library", ["torch", "none"])
@@ -183,7 +183,7 @@ def _rmsprop(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(parameters, lr=1e-2, centered=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("make", [_adam, _adamw, _sgd, _rmsprop])
 def test_the_step_of_an_optimizer(make: Callable[..., Any], found: _Results) -> None:

@@ -42,7 +42,7 @@ def _indexed(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> Many:
     )
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_advanced(dtype: torch.dtype) -> None:
     x = _ordered(3, 4, 5).to(dtype)
@@ -82,7 +82,7 @@ def test_permuted_indices_decide_on_strides(dynamic: bool) -> None:
     assert_matches_eager(fn, _ordered(3, 5, 5), i, j, grad=True, dynamic=dynamic)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.bool])
 def test_picked(dtype: torch.dtype) -> None:
     x = _ordered(3, 4).to(dtype)
@@ -126,7 +126,7 @@ OUTSIDE: list[tuple[Callable[..., torch.Tensor], type[Exception]]] = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("function", "kind"), OUTSIDE)
 @pytest.mark.parametrize("outside", [3, -4])
 def test_out_of_range(

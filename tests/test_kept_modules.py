@@ -32,7 +32,7 @@ class Shared(nn.Module):
         return self.attention(y, z, z, need_weights=False)[0], y.shape[0]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("grad", "dynamic"), [(False, False), (True, True)])
 @pytest.mark.parametrize(
     ("targets", "calls"),

@@ -179,7 +179,7 @@ def test_inputs_and_outputs_with_channels_last(make):
         assert_matches_eager(seeded(make).to(memory_format=LAST), x)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("make", [Residual, Gated, Hourglass])
 def test_dynamic_sizes(make):
     torch._dynamo.reset()

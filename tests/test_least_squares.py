@@ -14,7 +14,7 @@ def _matrix(*sizes: int) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("driver", [None, "gels", "gelsy", "gelss", "gelsd"])
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 3), (5, 3), (2, 4, 3), (2, 2, 3, 4)])
 def test_drivers(driver: str | None, sizes: tuple[int, ...]) -> None:

@@ -24,7 +24,7 @@ def exactly(f, x, dynamic=None):
         torch.testing.assert_close(ours, eager, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_extremes(shape, dtype):
@@ -34,7 +34,7 @@ def test_extremes(shape, dtype):
         exactly(f, x)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 70_000, 2_999_999])

@@ -27,7 +27,7 @@ SUMS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", SUMS)
 def test_long_sums(case, dynamic):

@@ -31,7 +31,7 @@ def test_outputs_are_worth_comparing(name):
         assert out.abs().max() < 100
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_compile(name):
     judge(name).check_compiled()

@@ -32,7 +32,7 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_change_without_recompiling(name):
     model = NETWORKS[name].build()[0]

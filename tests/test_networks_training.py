@@ -73,7 +73,7 @@ def step(fn: Any, model: nn.Module, args: Any, kwargs: Any, lr: float = 0.01) ->
     return loss
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_step(name):
     model, args, kwargs = trainee(name)
@@ -114,7 +114,7 @@ def change_by_load(model: nn.Module) -> None:
     model.load_state_dict(state)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("change", [change_by_optimiser, change_by_load])
 @pytest.mark.parametrize("name", NAMES)
 def test_changed_weights_are_seen_without_recompiling(name, change):

@@ -84,7 +84,7 @@ def test_attention_of_heads_whose_numbers_vary(grad: bool) -> None:
                 torch.testing.assert_close(x.grad, y.grad)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shared", [1, 4])
 @pytest.mark.parametrize("queries", [1, 3])

@@ -125,7 +125,7 @@ def test_what_is_read_is_asked_still() -> None:
 SIZES = [(1, 1), (32, 32), (5, 40, 3), (17, 1, 16), tuple(range(1, 22))]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"{len(s)} of {sum(s)}")
 def test_joined_along_the_last_axis(sizes: tuple[int, ...], dtype: torch.dtype) -> None:

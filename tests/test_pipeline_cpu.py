@@ -160,7 +160,7 @@ def check(out: torch.Tensor, x64: torch.Tensor, x32: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), x64, rtol=0, atol=allowed + 4e-7 * scale)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize(("name", "body", "eager", "shapes"), CASES, ids=[c[0] for c in CASES])
 def test_kernel(name: str, body: Any, eager: Any, shapes: Any, symbolic: bool) -> None:

@@ -188,7 +188,7 @@ MIXED = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", MIXED)
 def test_gradients(name):
     assert_matches_eager(MIXED[name], *(seeded(3, 4, seed=s) for s in range(3)), grad=True)

@@ -150,7 +150,7 @@ def test_wrong_bounds_and_scales_are_errors():
             torch.compile(run, backend="relax")(torch.ones(3))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_choose_qparams(kind):
     def chosen(x: Tensor):

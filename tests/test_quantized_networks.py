@@ -131,7 +131,7 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "quantizer", [x86_quantizer, lambda: x86_quantizer(dynamic=True), xnnpack_quantizer]
 )
@@ -199,7 +199,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("name", "count"), [*((name, 13) for name in CONFIGS), ("int4", 1)])
 def test_torchao_gpt2(name: str, count: int):
     model = Logits(CONFIGS[name])
@@ -218,7 +218,7 @@ def test_torchao_gpt2(name: str, count: int):
     assert stats["nodes_fallback"] == 0, stats["fallback_ops"]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_torchao_gpt2_exported(name: str, tmp_path: Any):
     """From its weights' parts; as they are, the weights are refused with the remedy."""

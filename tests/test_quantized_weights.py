@@ -27,7 +27,7 @@ def numbers(low: int, high: int, *sizes: int) -> Tensor:
     return torch.randint(low, high, sizes, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_int4_layout_is_known(level):
     assert layout() is not None
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("rows", [1, 4, 6])
 @pytest.mark.parametrize(("columns", "depth"), [(8, 32), (5, 64), (1, 96), (35, 128)])

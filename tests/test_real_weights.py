@@ -118,13 +118,13 @@ def outputs(name: str) -> tuple[Judge, Tensor]:
         return it, compiled(it.model)(*it.args, **it.kwargs)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_compile(name):
     CASES[name]().check_compiled()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_from_fx_of_export(name):
     CASES[name]().check_exported()
@@ -178,7 +178,7 @@ def fine_tune(model: nn.Module, fn: Any, args: Any, kwargs: Any, target: Tensor)
     return losses
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_ten_steps_of_fine_tuning(name):
     """Towards the network's own output for the input turned round: far, yet within its reach."""

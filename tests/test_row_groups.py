@@ -106,7 +106,7 @@ def test_a_kernel_stays_before_a_write_to_what_it_reads() -> None:
     assert_matches_eager(function, torch.randn(20, 50), torch.randn(20, 50))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     for function, shapes in JOINED.values():
@@ -131,7 +131,7 @@ def test_gradients_through_them() -> None:
         assert_matches_eager(function, *(torch.randn(s) for s in shapes), grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
 def test_rows_of_any_length(dtype: torch.dtype) -> None:
     """What a row leaves after its whole vectors runs in shorter ones."""

@@ -54,7 +54,7 @@ def checked(mod, merged, places, given):
     return made
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("before", [None, True, False])
 def test_prefill_and_decode_share_one_packed_copy(before):
     mod = model(SHAPES)

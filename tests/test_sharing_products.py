@@ -69,7 +69,7 @@ def test_queries_keys_and_values():
     assert shared.kept == ()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize(("lead", "rows"), [((), "rows"), ((2,), 5), (("batch", 3), "rows")])
 def test_sizes_of_the_input(turned, lead, rows):
@@ -90,7 +90,7 @@ def test_which_have_a_bias(biases):
     check(mod, QKV.values(), (4, 8), 1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("names", ["nnn", "nnm", "nml"])
 def test_symbolic_widths(names):
     weights = {f"w{n}": (size, 8) for n, size in enumerate(names)}

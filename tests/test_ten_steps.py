@@ -110,7 +110,7 @@ def _apart(losses: list[float], truth: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(losses, truth, strict=True))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_supervised(name: str) -> None:
     loss, lr, options = SUPERVISED[name]

@@ -33,7 +33,7 @@ COMPILED = {
 
 
 # PyTorch scripts its decompositions for forward mode.
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("name", COMPILED)
 def test_transforms(name):

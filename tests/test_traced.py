@@ -50,7 +50,7 @@ def test_a_branch_on_it_breaks_the_graph() -> None:
             assert_matches_eager(fn, x, y, fullgraph=False)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_gaussian_loss(full: bool, reduction: str) -> None:
@@ -99,7 +99,7 @@ def test_chunks_of_what_was_made_twice() -> None:
     assert_matches_eager(fn, torch.randn(8, 3), torch.randn(4, 3), torch.arange(8) % 4, grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("as_tensors", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_unknown_alignments(as_tensors: bool, reduction: str) -> None:

@@ -254,7 +254,7 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_optimisers_change_weights_in_place(name: str) -> None:
     def step(model: nn.Module, fn: Callable[..., Any]) -> list[Tensor]:

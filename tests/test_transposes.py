@@ -51,7 +51,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "order"), CASES, ids=str)
 def test_permuted(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -195,7 +195,7 @@ ELEMENTWISE = (
 PAIRS = ["whole turned", "turned whole", "row turned", "turned row", "plane last", "row last"]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_results_lie_as_eager_lays_them(pair):
     """Also where fake tensors, and PyTorch's decompositions, lay them out otherwise."""

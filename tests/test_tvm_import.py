@@ -62,7 +62,7 @@ def imported(how: str, **variables: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("chosen", [None, "0", "1"])
 def test_it_is_the_same(chosen: str | None) -> None:
     variables = {} if chosen is None else {"TVM_DEVICE_BACKEND_AUTOLOAD": chosen}

@@ -121,7 +121,7 @@ def test_values_and_gradients(family: Callable[[torch.Tensor], Many]) -> None:
     assert_matches_eager(family, _ordered(2, 3, 4), grad=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
 def test_other_dtypes(family: Callable[[torch.Tensor], Many], dtype: torch.dtype) -> None:
@@ -235,7 +235,7 @@ def test_bits_of_an_input_or_a_result_beside_it(dtype: torch.dtype) -> None:
     assert_matches_eager(lambda x: (x.view(dtype), x[1:].view(dtype), x + 1), x, torch_calls=True)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "windows",
     [((3, 3), 1, 1, 1), ((2, 3), (3, 2), (0, 4), (1, 2)), ((9, 11), 1, 0, 1), (4, 1, (5, 0), 7)],
@@ -362,7 +362,7 @@ def test_as_strided_out_of_bounds(dynamic: bool) -> None:
         compiled(torch.ones(2))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     "fn",
     [

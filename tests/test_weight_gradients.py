@@ -64,7 +64,7 @@ def gradient(layer: torch.nn.Module, dtype: torch.dtype, x: torch.Tensor) -> tup
     return backward, (torch.randn_like(out), x, weight)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CASES)
 def test_gradient(name: str, dtype: torch.dtype) -> None:
