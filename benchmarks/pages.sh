@@ -6,7 +6,8 @@
 # Three hours on two cores, on which nothing else is to run. What the folder holds is not run again.
 # Sentences between the tables that name figures are not changed.
 # The blocks `other` are another machine's: what was run there is put into docs/benchmarks-more.md by
-# `python -m benchmarks.pages other=FOLDER/full other-train=FOLDER/train other-none=FOLDER/none` and its name.
+# `python -m benchmarks.pages other=FOLDER/full other-train=FOLDER/train other-none=FOLDER/none
+# other-kernels=FOLDER/kernels` and its name.
 set -euo pipefail
 out=$(realpath -m "$1")
 cd "$(dirname "$0")/.."
