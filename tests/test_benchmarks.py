@@ -313,7 +313,6 @@ def test_sides():
     assert not SIDES["relax"].missing
 
 
-@pytest.mark.whole
 def test_another_dtype(tmp_path):
     """Weights and arguments in bfloat16; the other sides of a GPU are none of a processor's."""
     arguments = ["--networks", "mlp", "--sides", "eager,relax,relax-reduce-overhead"]

@@ -112,13 +112,13 @@ def test_an_interruption_at_every_line(store) -> None:
 
 
 def test_compilations_that_are_killed(tmp_path: Path) -> None:
-    """One killed, one interrupted, at any moment; then one finds nothing or right programs."""
+    """Two interrupted, two killed, at any moment; then one finds nothing or right programs."""
     chance = random.Random(1)
     wrapper = tmp_path / "c++"
     wrapper.write_text('#!/bin/sh\nsleep 0.2\nexec g++ "$@"\n')
     wrapper.chmod(0o755)
     env = {**os.environ, "CXX": str(wrapper)} if shutil.which("g++") else dict(os.environ)
-    for how in (signal.SIGKILL, signal.SIGINT):
+    for how in (signal.SIGKILL, signal.SIGINT) * 2:
         process = subprocess.Popen(
             [sys.executable, "-c", COMPILE],
             stdout=subprocess.PIPE,
