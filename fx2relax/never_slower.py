@@ -2,7 +2,8 @@
 
 The calls that are timed are the user's own, on the user's own arguments, so that only graphs are
 timed that leave no trace: no write, no random draw, no other effect, nothing to differentiate. The
-results that are returned are those of the compiled program until there is a verdict.
+results that are returned are those of the compiled program until there is a verdict; or of one that
+is timed beside it, where no two are to hold what they make of the weights.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ log = logging.getLogger("fx2relax")
 #: How much slower a program may be: less is noise.
 MARGIN = 1.05
 _ROUNDS = 5
-# As many rounds are enough where the program wins each of them.
+# As many rounds are enough where the program wins each of them, and two where it wins by far.
 _CLEAR = 3
+_FAR = 2.0
 #: After as many calls of one size, a graph runs in its fastest way.
 SETTLED = _ROUNDS + 1
 #: Where all values of a graph have as many bytes, eager has its turns when nothing else is held.
@@ -129,7 +131,7 @@ class Contest:
         self._nodes, self._verdicts = nodes, verdicts
         self._alternatives = alternatives or Alternatives({"program": lambda _: None})
         self._lock = own(self, "_lock")
-        self._times: dict[tuple[int, ...], list[dict[str, float]]] = {}
+        self._times: dict[tuple[int, ...], dict[str, list[float]]] = {}
         self._apart = roomy  # eager does not take turns with the programs
         self._fastest: dict[tuple[int, ...], str] = {}
         self._counted = False
@@ -194,7 +196,7 @@ class Contest:
         first = self._alternatives.names[0]
         try:
             if sizes not in self._times:
-                self._times[sizes] = []
+                self._times[sizes] = {}
                 self._sift(arguments)
                 if not self._alternatives.heavy:
                     _, *others = self._alternatives.names
@@ -202,11 +204,12 @@ class Contest:
                         self._alternatives.use(name)
                         result = self._program(*arguments)
                     return result
-            result = self._round(sizes, arguments)
-            fastest = self._verdict(self._times[sizes])
+            times = self._times[sizes]
+            result = self._round(times, arguments)
+            fastest = self._verdict(times)
             if fastest is not None and self._apart:
-                self._eager_in_a_row(self._times[sizes], arguments)
-                fastest = self._verdict(self._times[sizes])
+                self._eager_in_a_row(times, arguments)
+                fastest = self._verdict(times)
         except Exception:
             # Whatever one way has against these arguments, or this graph: the first has to say.
             self._alternatives.use(first)
@@ -220,19 +223,27 @@ class Contest:
             self._decide(sizes, fastest)
         return result
 
-    def _round(self, sizes: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-        """Give each way a turn; the first one's result."""
-        times, names = self._times[sizes], self._alternatives.names
-        ways = names if self._apart else [*names, EAGER]
-        seconds = {}
+    def _round(self, times: dict[str, list[float]], arguments: tuple[Any, ...]) -> Any:
+        """Give each way a turn that may yet be the fastest; the first one's result."""
+        ways = self._whose_turn(times)
         # Whoever comes first finds the arguments out of the cache.
-        turn = len(times) % len(ways)
+        turn = len(times.get(ways[0], ())) % len(ways)
         for name in (*ways[turn:], *ways[:turn]):
-            seconds[name], made = self._run(name, arguments)
-            if name == names[0]:
+            seconds, made = self._run(name, arguments)
+            times.setdefault(name, []).append(seconds)
+            if name == ways[0]:
                 result = made
-        times.append(seconds)
         return result
+
+    def _whose_turn(self, times: dict[str, list[float]]) -> list[str]:
+        """The ways of a round, programs first."""
+        first, *others = self._alternatives.names
+        ways = [first, *(name for name in others if self._beaten(first, name, times) is not False)]
+        if self._in_rows:
+            ways = [name for name in ways if len(times.get(name, ())) < _CLEAR][:1] or [first]
+        if self._apart or ways[0] != first or self._beaten(first, EAGER, times) is False:
+            return ways
+        return [*ways, EAGER]
 
     def _sift(self, arguments: tuple[Any, ...]) -> None:
         """Drop programs that would make much of the weights, and that lose before they do."""
@@ -255,18 +266,19 @@ class Contest:
             least = min(least, self._clock.timed(self._program, *arguments)[0])
         return least
 
-    def _eager_in_a_row(self, times: list[dict[str, float]], arguments: tuple[Any, ...]) -> None:
-        """Give each round a call of eager's, while no program has memory for values.
+    def _eager_in_a_row(self, times: dict[str, list[float]], arguments: tuple[Any, ...]) -> None:
+        """Give eager as many turns as the first program had, while none has memory for values.
 
         Where that leaves the verdict open, eager takes part in the rounds that follow.
         """
         self._apart = False
         give_back()
         seconds, _ = self._run(EAGER, arguments)
-        for each in times:
+        turns = times[EAGER] = []
+        for _ in times[self._alternatives.names[0]]:
             if seconds <= _SECONDS:  # the first call has taken memory as well
                 seconds, _ = self._run(EAGER, arguments)
-            each[EAGER] = seconds
+            turns.append(seconds)
         give_back()
 
     def _run(self, name: str, arguments: tuple[Any, ...]) -> tuple[float, Any]:
@@ -295,20 +307,35 @@ class Contest:
 
         return call
 
-    def _verdict(self, times: list[dict[str, float]]) -> str | None:
+    def _verdict(self, times: dict[str, list[float]]) -> str | None:
         """The fastest of the ways that are timed; None while it is open."""
-        best, *others = self._alternatives.names
-        if self._apart and len(times) < _CLEAR and times[0][best] <= _SECONDS:
+        first, *others = self._alternatives.names
+        if self._apart and len(times[first]) < _CLEAR and times[first][0] <= _SECONDS:
             return None
+        best = first
         for rival in others if self._apart else (*others, EAGER):
-            beaten = verdict([(t[best], t[rival]) for t in times])
+            if self._beaten(first, rival, times) is False:
+                continue
+            beaten = self._beaten(best, rival, times)
             if beaten is None:
                 return None
             best = rival if beaten else best
         return best
 
+    def _beaten(self, own: str, rival: str, times: dict[str, list[float]]) -> bool | None:
+        """Whether one way is slower than another; None while it is open."""
+        pairs = list(zip(times.get(own, ()), times.get(rival, ()), strict=False))
+        beaten = verdict(pairs) if pairs else None
+        enough = self._in_rows and len(pairs) >= _CLEAR
+        return _lost(pairs) if beaten is None and enough else beaten
+
+    @property
+    def _in_rows(self) -> bool:
+        """Whether rounds of one program come in a row: each change makes much of the weights."""
+        return self._alternatives.heavy and len(self._alternatives.names) > 1
+
     def _decide(self, sizes: tuple[int, ...], fastest: str) -> None:
-        times = self._times.pop(sizes, [])
+        times = self._times.pop(sizes, {})
         self._fastest[sizes] = fastest
         names = self._alternatives.names
         if sizes and self._alternatives.heavy and fastest in names:
@@ -328,7 +355,10 @@ class Contest:
             "a graph of %d operators%s runs in eager, which is faster%s",
             self._nodes,
             f" at the sizes {sizes}" if sizes else "",
-            "".join(f"; {1e3 * t[EAGER]:.3g} ms to {1e3 * t[own]:.3g} ms" for t in times),
+            "".join(
+                f"; {1e3 * theirs:.3g} ms to {1e3 * ours:.3g} ms"
+                for theirs, ours in zip(times.get(EAGER, ()), times.get(own, ()), strict=False)
+            ),
         )
 
 
@@ -343,6 +373,8 @@ def verdict(times: list[tuple[float, float]]) -> bool | None:
         # Two rounds of what takes long say as much as many of what does not.
         return None if len(times) < 2 and ours > MARGIN * eager else _lost(times)
     if len(times) >= _CLEAR and all(own <= theirs for own, theirs in times):
+        return False
+    if len(times) >= 2 and all(_FAR * own <= theirs for own, theirs in times):
         return False
     return None if len(times) < _ROUNDS else _lost(times)
 

@@ -49,12 +49,20 @@ def is_right(f=net, *arguments, **options):
     torch.testing.assert_close(fast(*arguments), f(*arguments))
 def here():
     return "tvm" in sys.modules
-def kill_the_other():
+def others():
+    found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             ours = os.environ["FX2RELAX_CACHE_DIR"] in open(f"/proc/{name}/environ").read()
             if ours and open(f"/proc/{name}/comm").read() == "fx2relax\\n":
-                os.kill(int(name), signal.SIGKILL)
+                found.append(int(name))
+        except OSError:
+            pass
+    return found
+def kill_the_other():
+    for pid in others():
+        try:
+            os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
 """
@@ -123,6 +131,7 @@ def test_what_is_answered_is_a_program(function) -> None:
         "on_unsupported": "torch",
         "threads": torch.get_num_threads(),
         "waited_for": True,
+        "yields": False,
     }
     said, code = process.answer(request)
     assert code.startswith(b"\x7fELF")

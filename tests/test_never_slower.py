@@ -184,6 +184,9 @@ def test_what_eager_raises_is_the_programs_to_say() -> None:
     ("times", "expected"),
     [
         ([(1, 2)], None),
+        ([(1, 2)] * 2, False),
+        ([(1, 1.9)] * 2, None),
+        ([(2, 1)] * 2, None),
         ([(1, 2)] * 3, False),
         ([(1.04, 1)] * 4, None),
         ([(1.04, 1)] * 5, False),
@@ -240,6 +243,17 @@ def test_the_fastest_way_stays(fastest: str, sizes: tuple[int, ...]) -> None:
     runs.clear()
     assert contest(*sizes) == fastest
     assert runs == [fastest]
+
+
+@pytest.mark.parametrize("hopeless", ["generated", "eager"])
+def test_what_is_slower_by_far_has_few_turns(hopeless: str) -> None:
+    ways = ["torch", "generated", "eager"]
+    contest, runs = _contest({way: 0.02 if way == hopeless else 0.006 for way in ways})
+    for _ in range(8):
+        contest()
+    prepared = hopeless != "eager"
+    assert runs.count(hopeless) == 2 + prepared
+    assert runs.count("torch") > 5, "the others went on"
 
 
 def test_a_short_way_is_timed_as_in_a_loop() -> None:

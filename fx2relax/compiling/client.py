@@ -43,6 +43,8 @@ _LARGEST = 2 << 30
 _STARTS, _SILENT, _STANDS = 120.0, 60.0, 30.0
 _POLL = 0.2
 _SOME = 0.05  # seconds of a processor
+# What yields to all others has begun in vain if it computes less than a part of so many seconds.
+_YIELDS, _PART = 5.0, 0.4
 # Packages whose threads do not take a fork.
 _FORKLESS = ("grpc", "jax", "mpi4py", "ray")
 
@@ -110,7 +112,8 @@ def asked(
         specs: the same.
         options: the same.
         key: what `graph_key` gave for them, if it was asked.
-        waited_for: whether somebody waits; otherwise it is done more slowly.
+        waited_for: whether somebody waits; otherwise it is done while processors are idle, or
+            more slowly where they never are.
 
     Returns:
         None where it has to be compiled here.
@@ -132,6 +135,7 @@ def asked(
         "on_unsupported": options.on_unsupported,
         "threads": torch.get_num_threads(),
         "waited_for": waited_for,
+        "yields": not waited_for,
     }
     sent = Asked(request)
     return sent if sent.is_sent else None
@@ -197,7 +201,10 @@ class Asked:
                 if os.getpid() != self._process:  # what is answered is for the parent to read
                     return None
                 try:
-                    return _entry(channel, checkpoint)
+                    return _entry(channel, checkpoint, self._request["yields"])
+                except _Starved:
+                    self._request["yields"] = False
+                    self._tries += 1
                 except (_Refused, OSError) as error:
                     self._failed(error)
             self._send()
@@ -208,10 +215,15 @@ class _Refused(RuntimeError):
     """The other process does not compile a graph, and says why."""
 
 
-def _entry(channel: socket.socket, checkpoint: Callable[[], None]) -> cache.Entry:
+class _Starved(RuntimeError):
+    """The other process yields to others, which leave it nothing."""
+
+
+def _entry(channel: socket.socket, checkpoint: Callable[[], None], yields: bool) -> cache.Entry:
     """What the other process answers in the end."""
     heard, limit = time.monotonic(), _STARTS
     computed, at = 0.0, heard
+    before, since = 0.0, heard
     while True:
         checkpoint()
         ready = messages.is_ready(channel, _POLL)
@@ -227,6 +239,10 @@ def _entry(channel: socket.socket, checkpoint: Callable[[], None]) -> cache.Entr
                 computed, at = said["computed"], now
             elif now - at > _STANDS:
                 raise TimeoutError(f"nothing was computed for {_STANDS:.0f} s")
+            if yields and now - since > _YIELDS:
+                if said["computed"] - before < _PART * (now - since):
+                    raise _Starved
+                before, since = said["computed"], now
             continue
         for level, message in said["log"]:
             log.log(level, "%s", message)

@@ -29,7 +29,7 @@ from fx2relax.compiling import leaving, messages
 IDLE = 60.0
 #: Every so many seconds it tells that it is at work.
 TOLD = 0.5
-# By how much what nobody waits for is nicer.
+# By how much what nobody waits for is nicer, where it does not yield altogether.
 _NICE = 5
 _PR_SET_NAME = 15
 _log = logging.getLogger("fx2relax")
@@ -59,7 +59,9 @@ def _run(control: socket.socket) -> None:
     """What the fork does; does not return."""
     code = 1
     try:
-        os.setsid()  # Ctrl-C in the terminal is for the user's process
+        # Ctrl-C in the terminal is for the user's process. A session of its own would have its own
+        # share of the processors, however nice it is: Linux divides them among sessions first.
+        os.setpgid(0, 0)
         if os.fork():  # nobody has to wait for the child of a child
             os._exit(0)
         _leave_behind(control.fileno())
@@ -193,6 +195,23 @@ def _tell(channel: socket.socket, sending: threading.Lock) -> None:
         time.sleep(TOLD)
 
 
+def _give_way(wholly: bool) -> None:
+    """Let others compute before this thread, and before what it begins from here on.
+
+    A product's threads wait for each other: one that has to share its processor, be it with what
+    is nice, keeps them all waiting for whole slices of time.
+
+    Args:
+        wholly: whether it computes only where a processor has nothing else to do.
+    """
+    if wholly:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            return
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+
+
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Compile what a request says.
 
@@ -213,8 +232,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     from fx2relax.runtime import native
 
     if not request["waited_for"]:
-        with contextlib.suppress(OSError):
-            os.nice(_NICE)
+        _give_way(request["yields"])
     torch.set_num_threads(request["threads"])
     graph, specs = spelling.read(request["graph"])
     options = Options(on_unsupported=request["on_unsupported"], library=request["library"])

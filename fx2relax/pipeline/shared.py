@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -236,13 +237,17 @@ def _workshop() -> Iterator[Path]:
         yield Path(folder)
 
 
+# Out of the terminal's group: Ctrl-C is not meant for what compiles in the background. A session
+# of its own does that as well, and has its own share of the processors however nice it is.
+_APART: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
+
+
 def run_linker(command: Sequence[str]) -> None:
     """Run the linker; a LinkError has what it said."""
     try:
-        # Out of the terminal's group: Ctrl-C is not meant for what compiles in the background.
-        subprocess.run(
-            command, check=True, capture_output=True, timeout=120, start_new_session=True
-        )
+        subprocess.run(command, check=True, capture_output=True, timeout=120, **_APART)
     except (OSError, subprocess.SubprocessError) as error:
         text = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
         raise LinkError(f"{command[0]} cannot link it: {text[-2000:]}") from error
