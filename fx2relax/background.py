@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fx2relax import stages
@@ -178,6 +179,20 @@ for _each in (_worker, _waiter):
             after_in_parent=_each.after_fork_in_parent,
             after_in_child=_each.after_fork_in_child,
         )
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """While it is entered, the work at hand but waits for another process: no fork waits for it."""
+    own = threading.current_thread()
+    held = [each.working for each in (_worker,) if own is each.thread and each.working.locked()]
+    for lock in held:
+        lock.release()
+    try:
+        yield
+    finally:
+        for lock in held:
+            lock.acquire()
 
 
 def enabled() -> bool:

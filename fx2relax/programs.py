@@ -9,7 +9,7 @@ import torch.fx
 from torch._dynamo.convert_frame import compile_lock
 from torch.utils._pytree import tree_leaves
 
-from fx2relax import cache, devices, disk, report, stages
+from fx2relax import background, cache, devices, disk, report, stages
 from fx2relax.calling import Calling
 from fx2relax.compiling import client
 from fx2relax.drafts import Built, Draft, Sizes, draft_of, loaded
@@ -115,18 +115,23 @@ def another(
     if found is not None:
         return found
     stored = where[0] is not None
-    if draft is None and is_symbolic_graph(graph):  # what is decided by sizes becomes a guard now
+    symbolic = is_symbolic_graph(graph)
+    if draft is None and symbolic:  # what is decided by sizes becomes a guard now
         draft = draft_of(graph, specs, options, stored)
 
     def compiled(checkpoint: Callable[[], None]) -> Built:
         made = draft
-        if made is None:
+        # A thread of this process would keep others' calls from Python, and from its processors.
+        if not symbolic and (made is None or background.enabled()):
             asked = client.asked(graph, specs, options, where[1], waited_for=False)
             if asked is not None:
-                found = _of_answer(asked.answer(checkpoint), graph, specs, where)
+                with background.elsewhere():
+                    entry = asked.answer(checkpoint)
+                found = _of_answer(entry, graph, specs, where)
                 if found is not None:
                     return found
             checkpoint()
+        if made is None:
             with compile_lock:  # imports take turns
                 made = draft_of(graph, specs, options, stored)
         return made.compile(options.library, *where, workers=1, checkpoint=checkpoint)

@@ -143,6 +143,33 @@ def test_a_fork_waits_for_the_work_at_hand() -> None:
     assert steps == ["worked", "second"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_does_not_wait_for_another_process() -> None:
+    waits, go, order = threading.Event(), threading.Event(), []
+
+    def work() -> int:
+        with background.elsewhere():
+            waits.set()
+            go.wait(60)
+            order.append("answered")
+        return 3
+
+    job = Job(work, "x")
+    job.start()
+    assert waits.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if job.done and job.result is None else 1)
+    order.append("forked")
+    assert os.waitpid(child, 0)[1] == 0
+    go.set()
+    assert fx2relax.wait_for_compilation(60)
+    assert order == ["forked", "answered"]
+    assert job.result == 3
+    assert not background._worker.working.locked()
+
+
 _SCRIPT = """
     import torch, fx2relax
     from fx2relax import background

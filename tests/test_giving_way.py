@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_what_yields_in_vain_is_asked_for_anew(
     asked: list[bool] = []
     threads: list[threading.Thread] = []
 
-    def channel() -> socket.socket:
+    def channel(waited_for: bool) -> socket.socket:
+        assert not waited_for
         here, there = socket.socketpair()
 
         def work() -> None:
@@ -77,3 +79,49 @@ def test_what_yields_in_vain_is_asked_for_anew(
     assert entry is not None
     assert entry.library == b"code"
     assert asked == ([True] if yields else [True, False])
+
+
+_BESIDE_A_THREAD = """
+    import time
+    from fx2relax import drafts
+    compiled = []
+    def noted(self, library, *arguments, compile=drafts.Draft.compile, **named):
+        compiled.append(library)
+        return compile(self, library, *arguments, **named)
+    drafts.Draft.compile = noted
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+"""
+
+
+def test_an_interpreter_compiles_where_none_may_be_forked(tmp_path: Path) -> None:
+    script = """
+        is_right()
+        pids = others()
+        sessions = {os.getsid(pid) == os.getsid(0) for pid in pids}
+        torch._dynamo.reset()  # sizes that differ would be symbols
+        is_right(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 9, 9))
+        end.set(); thread.join()
+        torch._dynamo.reset()
+        is_right(torch.nn.Linear(32, 16))  # nobody is to wait for that interpreter
+        left = [line for line in lines if "in this process" in line]
+        print(compiled, sessions, min(pids) in others(), client._spawned, left)
+    """
+    script = textwrap.dedent(_BESIDE_A_THREAD) + textwrap.dedent(script)
+    said = say("from fx2relax.compiling import client\n" + script, tmp_path)
+    assert said == "['torch', 'torch', 'torch'] {True} True True []"
+
+
+def test_what_only_this_process_knows_is_compiled_here(tmp_path: Path) -> None:
+    script = """
+        library = torch.library.Library("mine", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        is_right(lambda x: torch.ops.mine.twice(net(x)))
+        print(compiled, any("compiled in this process" in line for line in lines))
+        end.set()
+    """
+    script = textwrap.dedent(_BESIDE_A_THREAD) + textwrap.dedent(script)
+    assert say(script, tmp_path) == "['torch', 'generated'] True"

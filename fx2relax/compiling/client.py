@@ -1,8 +1,10 @@
 """Asks the process that compiles, where there can be one.
 
 It is a fork, so that only a process in which one thread runs makes one, and none that holds a GPU,
-talks to others, or is so large that a copy of what it writes to would count. All others compile
-within themselves, and so does this one whatever goes wrong with a request.
+talks to others, or is so large that a copy of what it writes to would count. In others an
+interpreter of its own, which takes seconds to get ready, compiles what nobody waits for: a thread
+of this process would keep all others from Python. Whatever goes wrong with a request, this process
+compiles within itself.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -50,6 +53,8 @@ _FORKLESS = ("grpc", "jax", "mpi4py", "ray")
 
 _lock = own(sys.modules[__name__], "_lock")
 _control: socket.socket | None = None
+# Whether it is an interpreter of its own, which nobody is to wait for.
+_spawned = False
 
 
 def begin_early(store: cache.Store | None) -> None:
@@ -160,7 +165,7 @@ class Asked:
         while self._channel is None and self._tries:
             self._tries -= 1
             self._was_there = _control is not None
-            channel = _channel()
+            channel = _channel(self._request["waited_for"])
             if channel is None:
                 self._tries = 0
                 break
@@ -251,10 +256,10 @@ def _entry(channel: socket.socket, checkpoint: Callable[[], None], yields: bool)
         return cache.Entry(content, said["said"], said["about"])
 
 
-def _channel() -> socket.socket | None:
+def _channel(waited_for: bool) -> socket.socket | None:
     """A socket whose other end the process has; starts the process where there is none."""
     for _ in range(2):
-        control = _control_of_process()
+        control = _control_of_process(waited_for)
         if control is None:
             return None
         try:
@@ -274,10 +279,11 @@ def _channel() -> socket.socket | None:
     return None
 
 
-def _control_of_process() -> socket.socket | None:
-    global _control
+def _control_of_process(waited_for: bool = True) -> socket.socket | None:
+    global _control, _spawned
     with _lock:
         if _control is None and _may_fork():
+            _spawned = False
             try:
                 with warnings.catch_warnings():
                     # Python warns of threads, of which it counts those of OpenMP, too.
@@ -285,7 +291,13 @@ def _control_of_process() -> socket.socket | None:
                     _control = process.begin()
             except OSError as error:
                 log.info("there is no process to compile in: %s", error)
-        return _control
+        elif _control is None and not waited_for and _may_spawn():
+            _spawned = True
+            try:
+                _control = process.spawn()
+            except (OSError, subprocess.SubprocessError) as error:
+                log.info("there is no interpreter to compile in: %s", error)
+        return None if waited_for and _spawned else _control
 
 
 def _forget() -> None:
@@ -325,9 +337,18 @@ def _may_fork() -> bool:
     # PyTorch has tqdm begin a thread that does nothing but wait.
     threads = [t for t in threading.enumerate() if not type(t).__module__.startswith("tqdm.")]
     alone = threads == [threading.main_thread()]
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    held = torch.cuda.is_initialized() or distributed or any(m in sys.modules for m in _FORKLESS)
-    return alone and not held and _resident() <= _LARGEST
+    held = torch.cuda.is_initialized() or any(m in sys.modules for m in _FORKLESS)
+    return alone and not held and not _is_distributed() and _resident() <= _LARGEST
+
+
+def _may_spawn() -> bool:
+    # An application that holds Python within itself would be started in the place of Python.
+    is_python = os.path.basename(sys.executable or "").startswith("python")
+    return is_python and not getattr(sys, "frozen", False) and not _is_distributed()
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _resident() -> int:

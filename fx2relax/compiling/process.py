@@ -1,6 +1,7 @@
-"""The process that compiles: a fork of the user's, which imports TVM and forks once a request.
+"""The process that compiles: it imports TVM, and forks once a request.
 
-It holds none of the user's files, and ends with the user's process, or when nothing was asked of it
+It is a fork of the user's process, or an interpreter of its own where that may not be forked. It
+holds none of the user's files, and ends with the user's process, or when nothing was asked of it
 for a while.
 """
 
@@ -13,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ import torch
 import torch.fx
 from torch._subclasses import FakeTensorMode
 
+from fx2relax import another_python
 from fx2relax.compiling import leaving, messages
 
 #: Seconds without a request after which it ends.
@@ -32,6 +35,16 @@ TOLD = 0.5
 # By how much what nobody waits for is nicer, where it does not yield altogether.
 _NICE = 5
 _PR_SET_NAME = 15
+# An interpreter that imports nothing starts within so many seconds.
+_BEGINS = 30.0
+_SPAWNED = f"""
+import os
+os.nice({_NICE})
+if os.fork():
+    os._exit(0)
+from fx2relax.compiling import process
+process.run_spawned(int(sys.argv[1]))
+"""
 _log = logging.getLogger("fx2relax")
 
 
@@ -55,8 +68,40 @@ def begin() -> socket.socket:
     return here
 
 
+def spawn() -> socket.socket:
+    """`begin`, as an interpreter of its own: it takes seconds to get ready, in which it is nice.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.SubprocessError: it has ended before it began.
+    """
+    here, there = socket.socketpair()
+    with there:
+        number = there.fileno()
+        try:
+            # The system waits for the one that gets ready: the first ends at once.
+            subprocess.run(
+                another_python.command(_SPAWNED, str(number)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[number],
+                check=True,
+                timeout=_BEGINS,
+            )
+        except BaseException:
+            here.close()
+            raise
+    return here
+
+
+def run_spawned(number: int) -> None:
+    """What the other interpreter does with the number of its end of the socket."""
+    _run(socket.socket(fileno=number))
+
+
 def _run(control: socket.socket) -> None:
-    """What the fork does; does not return."""
+    """What the process does; does not return."""
     code = 1
     try:
         # Ctrl-C in the terminal is for the user's process. A session of its own would have its own

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fx2relax import another_python
 from fx2relax.doctor.stages import MARK, STAGES
 
 # The native helper takes half a minute on a slow machine.
 _SECONDS = 240.0
-# The paths of this process, whatever flags and variables they come from.
-_START = "import sys; sys.path[:] = sys.argv[1:]; from fx2relax.doctor import probes; probes.main()"
+_START = "from fx2relax.doctor import probes; probes.main()"
 
 
 @dataclass
@@ -50,9 +50,6 @@ def probe(step: Callable[[str], None], seconds: float = _SECONDS) -> Probed:
         seconds: how long one may take.
     """
     found = Probed()
-    # What the interpreter was started with, such as -S and -I, holds for the other one, too.
-    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-    command = [sys.executable, *flags, "-c", _START, *sys.path]
     env = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     with contextlib.ExitStack() as stack:
         try:
@@ -61,7 +58,11 @@ def probe(step: Callable[[str], None], seconds: float = _SECONDS) -> Probed:
             said = stack.enter_context(open(os.devnull, "w+b"))
         try:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=said, env=env, start_new_session=True
+                another_python.command(_START),
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=env,
+                start_new_session=True,
             )
         except OSError as error:
             _failed(found, STAGES[0], "crash", f"{sys.executable} cannot be started: {error}")
