@@ -121,9 +121,10 @@ def another(
 
     def compiled(checkpoint: Callable[[], None]) -> Built:
         made = draft
+        waited_for = not background.enabled()
         # A thread of this process would keep others' calls from Python, and from its processors.
-        if not symbolic and (made is None or background.enabled()):
-            asked = client.asked(graph, specs, options, where[1], waited_for=False)
+        if not symbolic and (made is None or not waited_for):
+            asked = client.asked(graph, specs, options, where[1], waited_for=waited_for)
             if asked is not None:
                 with background.elsewhere():
                     entry = asked.answer(checkpoint)
