@@ -135,6 +135,7 @@ LAYERS = [
     [{"tvm_import"}, {"required"}],
     [{"installed"}],
     [{"errors"}, {"_version"}, {"disk"}, {"units"}, {"collecting"}, {"tvm_runtime"}, {"locks"}],
+    [{"another_python"}],
 ]
 KEPT = {"kept_call", "kept_modules", "kept_probe", "module_view", "same_values", "graph_tidy"}
 CAPTURE = {"capture_inputs", "capture_method", "capture_source"}
