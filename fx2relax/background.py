@@ -184,15 +184,14 @@ for _each in (_worker, _waiter):
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """While it is entered, the work at hand but waits for another process: no fork waits for it."""
-    own = threading.current_thread()
-    held = [each.working for each in (_worker,) if own is each.thread and each.working.locked()]
-    for lock in held:
-        lock.release()
+    if threading.current_thread() is not _worker.thread:
+        yield
+        return
+    _worker.working.release()
     try:
         yield
     finally:
-        for lock in held:
-            lock.acquire()
+        _worker.working.acquire()
 
 
 def enabled() -> bool:

@@ -39,6 +39,7 @@ _PR_SET_NAME = 15
 _BEGINS = 30.0
 _SPAWNED = f"""
 import os
+os.setpgid(0, 0)  # as `_detached` does it
 os.nice({_NICE})
 if os.fork():
     os._exit(0)
@@ -62,7 +63,7 @@ def begin() -> socket.socket:
             here.close()
             raise
         if first == 0:
-            _run(there)
+            _detached(there)
         with contextlib.suppress(ChildProcessError):  # the system waits for it, if told so
             os.waitpid(first, 0)
     return here
@@ -100,15 +101,23 @@ def run_spawned(number: int) -> None:
     _run(socket.socket(fileno=number))
 
 
+def _detached(control: socket.socket) -> None:
+    """What the fork does; does not return."""
+    try:
+        # Ctrl-C in the terminal is for the user's process. `setsid` keeps it away as well, but then
+        # Linux gives the fork its own share of the processors, however nice it is.
+        os.setpgid(0, 0)
+        if os.fork():  # nobody has to wait for the child of a child
+            os._exit(0)
+    except BaseException:
+        leaving.leave(1)
+    _run(control)
+
+
 def _run(control: socket.socket) -> None:
     """What the process does; does not return."""
     code = 1
     try:
-        # Ctrl-C in the terminal is for the user's process. A session of its own would have its own
-        # share of the processors, however nice it is: Linux divides them among sessions first.
-        os.setpgid(0, 0)
-        if os.fork():  # nobody has to wait for the child of a child
-            os._exit(0)
         _leave_behind(control.fileno())
         leaving.keep_together()
         _serve(control)
@@ -243,8 +252,8 @@ def _tell(channel: socket.socket, sending: threading.Lock) -> None:
 def _give_way(wholly: bool) -> None:
     """Let others compute before this thread, and before what it begins from here on.
 
-    A product's threads wait for each other: one that has to share its processor, be it with what
-    is nice, keeps them all waiting for whole slices of time.
+    Threads that compute one tensor wait for each other: one that has to share its processor, be it
+    with what is nice, keeps them all waiting for whole slices of time.
 
     Args:
         wholly: whether it computes only where a processor has nothing else to do.

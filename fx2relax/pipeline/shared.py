@@ -237,8 +237,8 @@ def _workshop() -> Iterator[Path]:
         yield Path(folder)
 
 
-# Out of the terminal's group: Ctrl-C is not meant for what compiles in the background. A session
-# of its own does that as well, and has its own share of the processors however nice it is.
+# Out of the terminal's group: Ctrl-C is not meant for what compiles in the background. `setsid`
+# does that as well, but gives it its own share of the processors, however nice it is.
 _APART: dict[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
