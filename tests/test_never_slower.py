@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 import fx2relax
 from fx2relax import never_slower
@@ -356,3 +359,32 @@ def test_generated_products_are_not_tried_where_bits_matter() -> None:
             assert all(torch.equal(first, fast(x)) for _ in range(9))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_eager_goes_through_no_wrapper_of_a_module_whose_code_was_not_made() -> None:
+    callers: list[set[str]] = []
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        frame: FrameType | None = sys._getframe(1)
+        names: set[str] = set()
+        while frame is not None and frame.f_code.co_name != "test_body":
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        callers.append(names)
+        return x + 1
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(seen, (graph.placeholder("x"),)))
+    module = _LazyGraphModule(torch.nn.Module(), graph)
+    verdicts = Verdicts()
+    verdicts.known["()"] = never_slower.EAGER
+    contest = Contest(torch.cos, module.forward, 1, verdicts)
+
+    def test_body() -> None:
+        for _ in range(3):
+            assert torch.equal(contest(torch.zeros(2)), torch.ones(2))
+
+    test_body()
+    assert len(callers) == 3
+    assert all("forward" in names for names in callers)
+    assert not any("_lazy_forward" in names for names in callers)
