@@ -171,7 +171,7 @@ class Contest:
         return self._eager(*arguments)
 
     def _made(self) -> Function:
-        """Eager's own code: a `forward` that was read before it was made calls the module's wrappers."""
+        """Eager's own code: a `forward` read before it was made calls the module's wrappers."""
         module = getattr(self._eager, "__self__", None)
         if isinstance(module, _LazyGraphModule):
             module.real_recompile()
