@@ -193,7 +193,7 @@ class _Compiler:
             return compiled  # type: ignore[no-any-return]
         nodes = sum(n.op.startswith("call_") for n in graph_module.graph.nodes)
         contest = never_slower.Contest(
-            compiled,
+            aot.bare(compiled),
             graph_module.forward,
             nodes,
             self.verdicts,
@@ -202,7 +202,7 @@ class _Compiler:
             self.device.type == "cpu" and never_slower.is_roomy(graph_module),
         )
         stages.note("contest", contest=contest)
-        return contest
+        return aot.untraced(contest)
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         metadata = metadata_of_trace()
