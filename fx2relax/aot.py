@@ -19,8 +19,6 @@ from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.utils import counters, flatten_graph_inputs
 from torch._functorch.aot_autograd import aot_module_simplified
 
-_REASON = "a compiled graph is not traced"
-
 
 def is_logged() -> bool:
     """Whether PyTorch is to write down what it compiles."""
@@ -95,7 +93,7 @@ def called(boxed: Callable[[list[Any]], Any]) -> Callable[..., Any]:
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled graph's function, which Dynamo calls as it is and never looks into."""
-    return disable(function, reason=_REASON)  # type: ignore[no-any-return]
+    return disable(function, reason="a compiled graph is not traced")  # type: ignore[no-any-return]
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
