@@ -28,6 +28,8 @@ _LIKE = {
     _aten.zeros_like.default,
     _aten._to_copy.default,
 }
+# Row by row, however its operands lie: fake tensors and the tag say otherwise.
+_IN_ORDER = {_aten.masked_fill.Scalar, _aten.masked_fill.Tensor}
 # One that PyTorch has not tagged.
 _POINTWISE = {_aten.floor_divide.default}
 # Overloads named "Scalar" that make a tensor of their number; the others have one operand.
@@ -59,7 +61,7 @@ _BINARY = {
 
 
 def eager_strides(node: torch.fx.Node) -> Ints | None:
-    """The strides of a node's value in eager; None where sizes are symbolic or it is no tensor."""
+    """The strides of a node's value in eager; None where they are unknown, or it is no tensor."""
     return _strides(node, {})
 
 
@@ -73,6 +75,8 @@ def _found(node: torch.fx.Node, known: dict[torch.fx.Node, Ints | None]) -> Ints
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
+    if node.target in _IN_ORDER:
+        return val.new_empty(val.shape).stride()
     if not all(isinstance(n, int) for n in (*val.shape, *val.stride())):
         return None
     if node.target is operator.getitem:

@@ -211,6 +211,21 @@ def test_results_lie_as_eager_lays_them(pair):
     assert_matches_eager(lambda a, b: [f(a, b) for f in ELEMENTWISE], *operands)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("value", [2.0, torch.tensor(2.0)], ids=["number", "tensor"])
+def test_filled_by_a_mask_lies_in_order(value, dynamic):
+    """However its operands lie; what comes of it lies as it does."""
+
+    def fn(x, mask):
+        filled = x.masked_fill(mask, value)
+        return filled, filled * 2, mask[...]
+
+    whole, turned = torch.randn(3, 4), torch.randn(4, 3).t()
+    for x, mask in ((turned, turned > 0), (turned, whole > 0), (turned, (whole > 0)[0])):
+        assert_matches_eager(fn, x, mask, dynamic=dynamic)
+    assert_matches_eager(fn, turned, torch.randn(3, 4, 2).permute(2, 0, 1) > 0, dynamic=dynamic)
+
+
 def test_gradients_of_what_lies_otherwise():
     """What is kept for the gradient lies as eager lays it, which the trace did not know."""
 

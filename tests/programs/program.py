@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ SIZES: tuple[dict[str, int], ...] = (
 )
 _numbers = itertools.count()
 _NAMES = {"torch": torch, "F": functional}
+_CAST = re.compile(r"(?P<made>\w+) = (?P<source>\w+)\.(?:double|float|to|type)\([\w.]*\)")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Program:
 
     def source(self, wide: bool = False) -> str:
         """The function as Python text; `wide` computes in float64 whatever it names."""
-        body = "".join(f"    {line}\n" for line in self.lines)
+        lines = self._casts_that_copy() if wide else self.lines
+        body = "".join(f"    {line}\n" for line in lines)
         returned = ", ".join(self.outputs) + ("," if len(self.outputs) == 1 else "")
         text = f"def program({', '.join(self.names)}):\n{body}    return ({returned})\n"
         if wide:
@@ -113,6 +116,21 @@ class Program:
                 text = text.replace(f"torch.{name}", "torch.float64")
             text = text.replace(".float()", ".double()")
         return text
+
+    def _casts_that_copy(self) -> list[str]:
+        """The lines; a cast to another dtype copies also where all floats are float64.
+
+        It would give its operand there, and what writes to the one would write to the other.
+        """
+        found = variables(self, self.lines, SIZES[0]) or {}
+
+        def copied(line: str) -> str:
+            cast = _CAST.fullmatch(line)
+            if cast and found and found[cast["made"]].dtype is not found[cast["source"]].dtype:
+                return f"{line}.clone()"
+            return line
+
+        return [copied(line) for line in self.lines]
 
     def function(self, wide: bool = False) -> Callable[..., Any]:
         """The function; its lines are known to tracebacks."""
