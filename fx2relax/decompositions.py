@@ -58,6 +58,11 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[Any,
     return x * (mask * (1.0 / (1.0 - p))), mask.to(torch.bool)
 
 
+def _native_dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """As its operands lie: PyTorch's own is compact."""
+    return grad * mask * scale
+
+
 def _trilinear(
     i1: torch.Tensor,
     i2: torch.Tensor,
@@ -242,6 +247,7 @@ _OURS: dict[Any, Callable[..., Any]] = {
     aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.native_dropout.default: _native_dropout,
+    aten.native_dropout_backward.default: _native_dropout_backward,
     aten._trilinear.default: _trilinear,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.im2col.default: _im2col,

@@ -226,6 +226,16 @@ def test_filled_by_a_mask_lies_in_order(value, dynamic):
     assert_matches_eager(fn, turned, torch.randn(3, 4, 2).permute(2, 0, 1) > 0, dynamic=dynamic)
 
 
+def test_the_gradient_of_dropout_lies_as_its_operands():
+    backward = torch.ops.aten.native_dropout_backward
+    slope, mask = (
+        torch.randn(2, 3, 4).permute(2, 1, 0),
+        (torch.rand(2, 3, 4) > 0.5).permute(2, 1, 0),
+    )
+    assert_matches_eager(lambda s, m: backward(s, m, 2.0), slope, mask)
+    assert_matches_eager(lambda s, m: backward(s, m, 2.0), slope, mask.contiguous())
+
+
 def test_gradients_of_what_lies_otherwise():
     """What is kept for the gradient lies as eager lays it, which the trace did not know."""
 
