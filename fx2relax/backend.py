@@ -39,6 +39,7 @@ from fx2relax import (
     tally,
     trace_store,
     traced,
+    views_again,
 )
 from fx2relax import covariance as covariance  # puts its kernel in the place of PyTorch's
 from fx2relax.alternatives import HEAVY, Alternatives, Call, Heavy
@@ -206,6 +207,8 @@ class _Compiler:
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         metadata = metadata_of_trace()
+        if metadata is not None:
+            views_again.of_inputs(graph, metadata)
         infos = metadata.input_info if metadata is not None else []
         mutates = any(i.mutates_data or i.mutates_metadata for i in infos)
         watch = self._may_time() and metadata is not None
@@ -229,6 +232,7 @@ class _Compiler:
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         metadata = metadata_of_trace()
         if metadata is not None:
+            views_again.of_inputs(graph, metadata)
             copy_kept(graph, metadata)
         return self._compile(
             graph, self._specs(graph, written_inputs(metadata), freeze=False), "forward"
