@@ -66,6 +66,7 @@ LAYERS = [
             "kept",
             "library_calls",
             "params",
+            "views_again",
             "writes",
             "partial_writes",
             "scalars",
