@@ -26,6 +26,12 @@ def written_inputs(metadata: Any) -> frozenset[int]:
     return frozenset(i for i, info in enumerate(infos) if info.mutates_data)
 
 
+def has_subclasses(metadata: Any) -> bool:
+    """Whether inputs or results have a tensor class of their own: a graph has their parts."""
+    metas = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta)
+    return any(type(meta).__name__ == "SubclassCreationMeta" for meta in metas)
+
+
 def plain_specs(graph: torch.fx.GraphModule) -> list[InputSpec]:
     """The inputs of an ATen graph, none of them a weight."""
     drop_tokens(graph)

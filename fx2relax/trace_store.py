@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from fx2relax import aot, cache, registry, stages
 from fx2relax.compiling import client, spelling
 from fx2relax.errors import target_name
-from fx2relax.graph_inputs import written_inputs
+from fx2relax.graph_inputs import has_subclasses, written_inputs
 from fx2relax.graph_key import OURS, Spelled, process_facts
 from fx2relax.layouts import storage_of
 from fx2relax.literals import NoSpelling, encode, operator_name
@@ -183,14 +183,13 @@ def _is_all(metadata: Any, specs: Sequence[InputSpec], results: int) -> bool:
         for o in of_outputs
     ):
         return False
-    subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta)
     return (
         metadata.num_intermediate_bases == 0
         and metadata.grad_enabled_mutation is None
         and not metadata.tokens
         and not getattr(metadata, "is_rng_op_functionalized", False)
         and not getattr(metadata, "num_graphsafe_rng_states", 0)
-        and not any(type(meta).__name__ == "SubclassCreationMeta" for meta in subclasses)
+        and not has_subclasses(metadata)
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from fx2relax.graph_inputs import has_subclasses
 from fx2relax.layouts import concrete
 
 Node = torch.fx.Node
@@ -27,7 +28,8 @@ def of_inputs(graph: torch.fx.GraphModule, metadata: Any) -> None:
         metadata: AOTAutograd's, of the graph's inputs and results.
     """
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    if metadata.tokens or len(placeholders) != len(metadata.input_info):
+    plain = len(placeholders) == len(metadata.input_info) and not metadata.tokens
+    if not plain or has_subclasses(metadata):
         return
     output = graph.graph.output_node()
     values: list[Any] = list(output.args[0])  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ LAYERS = [
     [{"alternatives"}, {"deploy"}, {"tuning"}],
     [
         {"importer"},
-        {"graph_inputs"},
+        {"graph_inputs", "views_again"},
         {"capture"},
         {"runtime"},
         {"pipeline"},
@@ -66,7 +66,6 @@ LAYERS = [
             "kept",
             "library_calls",
             "params",
-            "views_again",
             "writes",
             "partial_writes",
             "scalars",
