@@ -68,11 +68,7 @@ def _again(graph: torch.fx.Graph, item: Any, source: Node) -> Any:
 def _is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and _is_view(node.args[0])
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
-        return False
-    schema = node.target._schema
-    aliases = len(schema.returns) == 1 and schema.returns[0].alias_info is not None
-    return aliases and not schema.is_mutable
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def _alike(base: Node, source: Node) -> bool:
@@ -80,4 +76,4 @@ def _alike(base: Node, source: Node) -> bool:
     a, b = base.meta.get("val"), source.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    return a.dtype == b.dtype and list(concrete(a.shape)) == list(concrete(b.shape))
+    return a.dtype == b.dtype and concrete(a.shape) == concrete(b.shape)
