@@ -199,3 +199,57 @@ def test_calls_say_what_the_library_allocates(set_to: list[int]) -> None:
     assert set_to[-1] == 2 * heap.KEPT + most
     call(2)
     assert set_to[-1] == 2 * heap.KEPT + most
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The addresses and bytes for which the system was told that they are to lie in large pages."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(heap, "_advised", {})
+    monkeypatch.setattr(heap, "_advise", lambda: lambda start, size, _: found.append((start, size)))
+    monkeypatch.setattr(heap, "_option", lambda: lambda option, size: 1)
+    return found
+
+
+def test_memory_that_is_kept_is_advised_now_and_then(advised: list[tuple[int, int]]) -> None:
+    result = torch.empty(8 << 20, dtype=torch.uint8)
+    for _ in range(3 * (heap._TAKEN + 1)):
+        assert heap.in_large_pages(result) is result
+    assert len(advised) == 3
+    start, size = advised[0]
+    assert result.data_ptr() <= start
+    assert start + size <= result.data_ptr() + result.nbytes
+    assert start % heap.LARGE == size % heap.LARGE == 0
+    assert size >= 6 << 20
+
+
+def test_a_longer_result_at_the_same_place_is_advised(advised: list[tuple[int, int]]) -> None:
+    memory = torch.empty(16 << 20, dtype=torch.uint8)
+    heap.in_large_pages(torch.frombuffer(memory.numpy(), dtype=torch.uint8, count=8 << 20))
+    heap.in_large_pages(memory)
+    assert len(advised) == 2
+
+
+def test_memory_that_goes_back_is_advised_each_time(
+    advised: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = torch.empty(heap.KEPT + 1, dtype=torch.uint8)
+    for _ in range(5):
+        heap.in_large_pages(mapped)
+    assert len(advised) == 5
+    monkeypatch.setattr(heap, "_option", lambda: None)  # a threshold that the user has set
+    small = torch.empty(8 << 20, dtype=torch.uint8)
+    for _ in range(5):
+        heap.in_large_pages(small)
+    assert len(advised) == 10
+
+
+def test_addresses_that_are_remembered_are_not_without_end(
+    advised: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap, "_PLACES", 3)
+    kept = [torch.empty(4 << 20, dtype=torch.uint8) for _ in range(10)]
+    for result in kept:
+        heap.in_large_pages(result)
+    assert len(advised) == 10
+    assert len(heap._advised) <= 4
