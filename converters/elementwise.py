@@ -42,7 +42,7 @@ def elementwise(name: str, body: Callable[..., Any], *operands: Any) -> Any:
         sizes = broadcast_sizes([_sizes(t) for t in given])
 
         def element(*at: Any) -> Any:
-            values = (t(*_at(t, at)) for t in given)
+            values = (t(*_at(t, at, sizes)) for t in given)
             return body(*[next(values) if known is None else known for known in constants])
 
         return te.compute(sizes, element, name=name)
@@ -54,12 +54,17 @@ def _sizes(tensor: Any) -> list[Any]:
     return [const_int(size) for size in tensor.shape]
 
 
-def _at(tensor: Any, at: tuple[Any, ...]) -> list[Any]:
+def _at(tensor: Any, at: tuple[Any, ...], whole: list[Any]) -> list[Any]:
+    """Where an element of a result of sizes `whole` reads a tensor.
+
+    What is not broadcast keeps its index, of size 1 or not: TVM fuses only what follows a product
+    or a convolution element by element, which a read at 0 is not to it.
+    """
     sizes = _sizes(tensor)
-    own = at[len(at) - len(sizes) :]
+    before = len(at) - len(sizes)
     return [
-        tirx.const(0, "int64") if is_one(size) else index
-        for size, index in zip(sizes, own, strict=True)
+        tirx.const(0, "int64") if is_one(size) and not is_one(full) else index
+        for size, full, index in zip(sizes, whole[before:], at[before:], strict=True)
     ]
 
 
