@@ -11,6 +11,7 @@ from tvm.tirx import compilation_pipeline
 from .bfloat import HALF, Broadcast, WidenBFloat16
 from .contraction import SUMS, Rounded
 from .divisions import ROUNDED, Divisions, by_no_number, sizes_of
+from .interiors import BORDERS, Interiors
 from .lets import LETS, ChainLets, StoreLets
 from .libm import Doubles, Renamed, has_another_name
 from .pieces import CHOICES, Pieces
@@ -36,6 +37,7 @@ VECTORIZED = "fx2relax.Vectorize"
 # that no rewriter knows, so that all of them leave such a kernel as it is.
 _STEPS: tuple[tuple[Any, Wanted | None], ...] = (
     (Doubles, None),
+    (Interiors, BORDERS),
     (Pieces, CHOICES),
     (WidenBFloat16, HALF),
     (Vectorize, None),

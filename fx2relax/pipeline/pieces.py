@@ -51,7 +51,7 @@ def _piece(loop: Any, seams: _Seams, start: int, stop: int) -> Any:
     dtype = loop.loop_var.ty.dtype
     var = tirx.Var(loop.loop_var.name, dtype)
     body = _Decided(seams, start, stop).stmt(loop.body)
-    body = _Simpler(seams.bound).stmt(Substitute({loop.loop_var: var + start}).stmt(body))
+    body = Simpler(seams.bound).stmt(Substitute({loop.loop_var: var + start}).stmt(body))
     turns = tirx.const(stop - start, dtype)
     return tirx.For(var, loop.min, turns, loop.kind, body, None, loop.annotations)
 
@@ -131,7 +131,7 @@ class _Decided(Rewriter):
         return before if self._stop <= at else not before
 
 
-class _Simpler(Rewriter):
+class Simpler(Rewriter):
     """Shorter indices, so that a vector of them is seen to be one; not those that are read."""
 
     def __init__(self, bound: set[Any]) -> None:
