@@ -12,8 +12,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from .pieces import Simpler
-from .tir import Rewriter, Substitute, TensorLoad, length_of, uses
+from .pieces import turns
+from .tir import Rewriter, TensorLoad, length_of, uses
 from .vector import VECTOR
 from .wrapping import Bound, reads_data
 
@@ -33,40 +33,32 @@ class Interiors(Bound):
 
     def __init__(self) -> None:
         super().__init__()
-        self._around: dict[Any, Any] = {}
+        self._known = tvm.sym.Analyzer()
 
     def visit_For(self, node: Any) -> Any:
         """A marked loop in up to three, which are marked as it is."""
         if VECTOR in node.annotations and isinstance(node.body, tirx.BufferStore):
             return self._parts(node)
-        self._around[node.loop_var] = tvm.ir.Range.from_min_extent(node.min, node.extent)
+        around = tvm.ir.Range.from_min_extent(node.min, node.extent)
+        self._known.bind(node.loop_var, around, allow_override=True)
         return self.default(node)
 
     def _parts(self, node: Any) -> Any:
         length = length_of(node.extent)
         if length is None or length_of(node.min) != 0:
             return node
-        middle = _Middle(node.loop_var, length, self._around, self.bound)
+        middle = _Middle(node.loop_var, length, self._known, self.bound)
         whole = node.body
         body = middle.stmt(whole)
         if body is whole or middle.stop - middle.start < _SHORTEST:
             return node
         parts = (
-            (0, middle.start, whole),
-            (middle.start, middle.stop, Simpler(self.bound).stmt(body)),
-            (middle.stop, length, whole),
+            (whole, 0, middle.start),
+            (body, middle.start, middle.stop),
+            (whole, middle.stop, length),
         )
-        loops = [_turns(node, *part) for part in parts if part[0] < part[1]]
+        loops = [turns(node, *part, self.bound) for part in parts if part[1] < part[2]]
         return tirx.SeqStmt(loops) if len(loops) > 1 else loops[0]
-
-
-def _turns(loop: Any, start: int, stop: int, body: Any) -> Any:
-    """Some turns of a loop."""
-    dtype = loop.loop_var.ty.dtype
-    var = tirx.Var(loop.loop_var.name, dtype)
-    body = Substitute({loop.loop_var: var + tirx.const(start, dtype)}).stmt(body)
-    extent = tirx.const(stop - start, dtype)
-    return tirx.For(var, loop.min, extent, loop.kind, body, None, loop.annotations)
 
 
 class _Middle(Rewriter):
@@ -75,7 +67,7 @@ class _Middle(Rewriter):
     Args:
         var: the loop's.
         length: its turns.
-        around: the ranges of the variables of loops around it.
+        known: the ranges of the variables of loops around it.
         bound: variables that are bound to values.
 
     Attributes:
@@ -83,12 +75,9 @@ class _Middle(Rewriter):
         stop: the one after the last.
     """
 
-    def __init__(self, var: Any, length: int, around: dict[Any, Any], bound: set[Any]) -> None:
+    def __init__(self, var: Any, length: int, known: Any, bound: set[Any]) -> None:
         self.start, self.stop = 0, length
-        self._var, self._bound = var, bound
-        self._known = tvm.sym.Analyzer()
-        for other, turns in around.items():
-            self._known.bind(other, turns)
+        self._var, self._known, self._bound = var, known, bound
 
     def leave(self, node: Any) -> Any:
         if not isinstance(node, TensorLoad):
@@ -110,12 +99,12 @@ class _Middle(Rewriter):
 
     def _narrow(self, kind: Any, grows: Any, stays: Any) -> bool:
         """Leave out the turns beyond one border, if it is known which these are."""
-        step = self._known.simplify(self._at(grows, self._var + 1) - grows)
-        if not isinstance(step, tirx.IntImm) or int(step) <= 0:
+        found = tvm.sym.detect_linear_equation(grows, [self._var])
+        if not found or not isinstance(found[0], tirx.IntImm) or int(found[0]) <= 0:
             return False
-        by = int(step)
+        by, first = int(found[0]), found[1]
         # How far the first turn is inside, for all turns of the loops around.
-        inside = self._known.const_int_bound(self._at(grows, 0) - stays)
+        inside = self._known.const_int_bound(first - stays)
         if kind is tirx.Max:
             least = int(inside.min_value)
             if least == inside.NEG_INF:
@@ -127,10 +116,6 @@ class _Middle(Rewriter):
                 return False
             self.stop = min(self.stop, -most // by + 1)
         return True
-
-    def _at(self, index: Any, turn: Any) -> Any:
-        turn = turn if isinstance(turn, tvm.ir.Expr) else tirx.const(turn, self._var.ty.dtype)
-        return Substitute({self._var: turn}).expr(index)
 
 
 class _Borders(Rewriter):

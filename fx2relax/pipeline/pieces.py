@@ -47,13 +47,18 @@ class Pieces(Bound):
 
 
 def _piece(loop: Any, seams: _Seams, start: int, stop: int) -> Any:
-    """Some turns of a loop."""
+    """Some turns of a loop, without the conditions that none of them changes."""
+    body = _Decided(seams, start, stop).stmt(loop.body)
+    return turns(loop, body, start, stop, seams.bound)
+
+
+def turns(loop: Any, body: Any, start: int, stop: int, bound: set[Any]) -> Any:
+    """Some turns of a marked loop, marked as it is, with what they compute."""
     dtype = loop.loop_var.ty.dtype
     var = tirx.Var(loop.loop_var.name, dtype)
-    body = _Decided(seams, start, stop).stmt(loop.body)
-    body = Simpler(seams.bound).stmt(Substitute({loop.loop_var: var + start}).stmt(body))
-    turns = tirx.const(stop - start, dtype)
-    return tirx.For(var, loop.min, turns, loop.kind, body, None, loop.annotations)
+    body = _Simpler(bound).stmt(Substitute({loop.loop_var: var + start}).stmt(body))
+    extent = tirx.const(stop - start, dtype)
+    return tirx.For(var, loop.min, extent, loop.kind, body, None, loop.annotations)
 
 
 class _Seams(Bound):
@@ -131,7 +136,7 @@ class _Decided(Rewriter):
         return before if self._stop <= at else not before
 
 
-class Simpler(Rewriter):
+class _Simpler(Rewriter):
     """Shorter indices, so that a vector of them is seen to be one; not those that are read."""
 
     def __init__(self, bound: set[Any]) -> None:
